@@ -46,15 +46,16 @@ func NewToken(epoch Epoch, seq Seq) (Token, error) {
 	return Token(uint64(epoch)<<32 | uint64(seq)), nil
 }
 
-// ParseToken reads the decimal form that String writes.
+// ParseToken reads the decimal form that String writes and nothing else: no
+// sign, no leading zero, so that equal tokens are equal texts.
 func ParseToken(s string) (Token, error) {
 	n, err := strconv.ParseUint(s, 10, 64)
-	if err != nil {
-		return 0, fmt.Errorf("fencing token %q: not a decimal number below 2^53: %w", s, ErrTokenRange)
+	if err != nil || strconv.FormatUint(n, 10) != s {
+		return 0, fmt.Errorf("fencing token %q: not a plain decimal number below 2^53: %w", s, ErrTokenRange)
 	}
-	t := Token(n)
-	if _, err := NewToken(t.Epoch(), t.Seq()); err != nil || n>>32 > uint64(MaxEpoch) {
-		return 0, fmt.Errorf("fencing token %q: %w", s, ErrTokenRange)
+	t, err := TokenOf(n)
+	if err != nil {
+		return 0, fmt.Errorf("fencing token %q: %w", s, err)
 	}
 	return t, nil
 }
