@@ -384,9 +384,12 @@ type SnapshotSession struct {
 	Identity          string                 `protobuf:"bytes,4,opt,name=identity,proto3" json:"identity,omitempty"`
 	Labels            map[string]string      `protobuf:"bytes,5,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	LowestOpenRequest uint64                 `protobuf:"varint,6,opt,name=lowest_open_request,json=lowestOpenRequest,proto3" json:"lowest_open_request,omitempty"`
-	Requests          []*SnapshotRequest     `protobuf:"bytes,7,rep,name=requests,proto3" json:"requests,omitempty"`
+	// By request id.
+	Requests []*SnapshotRequest `protobuf:"bytes,7,rep,name=requests,proto3" json:"requests,omitempty"`
 	// Closed for new requests; its leases are being emptied piece by piece.
-	Closing       bool `protobuf:"varint,8,opt,name=closing,proto3" json:"closing,omitempty"`
+	Closing bool `protobuf:"varint,8,opt,name=closing,proto3" json:"closing,omitempty"`
+	// Ascending, neither touching nor overlapping.
+	Seen          []*RequestRange `protobuf:"bytes,9,rep,name=seen,proto3" json:"seen,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -477,14 +480,20 @@ func (x *SnapshotSession) GetClosing() bool {
 	return false
 }
 
-// SnapshotRequest remembers an answered or cancelled request id.
+func (x *SnapshotSession) GetSeen() []*RequestRange {
+	if x != nil {
+		return x.Seen
+	}
+	return nil
+}
+
+// SnapshotRequest is an open request: one that waits, or whose grant is held.
 type SnapshotRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	RequestId     uint64                 `protobuf:"varint,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	Resource      string                 `protobuf:"bytes,2,opt,name=resource,proto3" json:"resource,omitempty"`
-	Token         uint64                 `protobuf:"varint,3,opt,name=token,proto3" json:"token,omitempty"`
-	Cancelled     bool                   `protobuf:"varint,4,opt,name=cancelled,proto3" json:"cancelled,omitempty"`
-	Waiting       bool                   `protobuf:"varint,5,opt,name=waiting,proto3" json:"waiting,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	RequestId uint64                 `protobuf:"varint,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	Resource  string                 `protobuf:"bytes,2,opt,name=resource,proto3" json:"resource,omitempty"`
+	// Zero while waiting.
+	Token         uint64 `protobuf:"varint,3,opt,name=token,proto3" json:"token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -540,18 +549,59 @@ func (x *SnapshotRequest) GetToken() uint64 {
 	return 0
 }
 
-func (x *SnapshotRequest) GetCancelled() bool {
-	if x != nil {
-		return x.Cancelled
-	}
-	return false
+// RequestRange is a run of request ids that were answered, queued or
+// cancelled. Must be durable: a late copy of a forgotten request would be
+// granted to a client that no longer waits for it.
+type RequestRange struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	First         uint64                 `protobuf:"varint,1,opt,name=first,proto3" json:"first,omitempty"`
+	Last          uint64                 `protobuf:"varint,2,opt,name=last,proto3" json:"last,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
-func (x *SnapshotRequest) GetWaiting() bool {
+func (x *RequestRange) Reset() {
+	*x = RequestRange{}
+	mi := &file_headlease_v1_snapshot_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RequestRange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RequestRange) ProtoMessage() {}
+
+func (x *RequestRange) ProtoReflect() protoreflect.Message {
+	mi := &file_headlease_v1_snapshot_proto_msgTypes[6]
 	if x != nil {
-		return x.Waiting
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
 	}
-	return false
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RequestRange.ProtoReflect.Descriptor instead.
+func (*RequestRange) Descriptor() ([]byte, []int) {
+	return file_headlease_v1_snapshot_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *RequestRange) GetFirst() uint64 {
+	if x != nil {
+		return x.First
+	}
+	return 0
+}
+
+func (x *RequestRange) GetLast() uint64 {
+	if x != nil {
+		return x.Last
+	}
+	return 0
 }
 
 type SnapshotResources struct {
@@ -563,7 +613,7 @@ type SnapshotResources struct {
 
 func (x *SnapshotResources) Reset() {
 	*x = SnapshotResources{}
-	mi := &file_headlease_v1_snapshot_proto_msgTypes[6]
+	mi := &file_headlease_v1_snapshot_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -575,7 +625,7 @@ func (x *SnapshotResources) String() string {
 func (*SnapshotResources) ProtoMessage() {}
 
 func (x *SnapshotResources) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_snapshot_proto_msgTypes[6]
+	mi := &file_headlease_v1_snapshot_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -588,7 +638,7 @@ func (x *SnapshotResources) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotResources.ProtoReflect.Descriptor instead.
 func (*SnapshotResources) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_snapshot_proto_rawDescGZIP(), []int{6}
+	return file_headlease_v1_snapshot_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *SnapshotResources) GetResources() []*SnapshotResource {
@@ -615,7 +665,7 @@ type SnapshotResource struct {
 
 func (x *SnapshotResource) Reset() {
 	*x = SnapshotResource{}
-	mi := &file_headlease_v1_snapshot_proto_msgTypes[7]
+	mi := &file_headlease_v1_snapshot_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -627,7 +677,7 @@ func (x *SnapshotResource) String() string {
 func (*SnapshotResource) ProtoMessage() {}
 
 func (x *SnapshotResource) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_snapshot_proto_msgTypes[7]
+	mi := &file_headlease_v1_snapshot_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -640,7 +690,7 @@ func (x *SnapshotResource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotResource.ProtoReflect.Descriptor instead.
 func (*SnapshotResource) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_snapshot_proto_rawDescGZIP(), []int{7}
+	return file_headlease_v1_snapshot_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *SnapshotResource) GetName() string {
@@ -716,7 +766,7 @@ type SnapshotWaiter struct {
 
 func (x *SnapshotWaiter) Reset() {
 	*x = SnapshotWaiter{}
-	mi := &file_headlease_v1_snapshot_proto_msgTypes[8]
+	mi := &file_headlease_v1_snapshot_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -728,7 +778,7 @@ func (x *SnapshotWaiter) String() string {
 func (*SnapshotWaiter) ProtoMessage() {}
 
 func (x *SnapshotWaiter) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_snapshot_proto_msgTypes[8]
+	mi := &file_headlease_v1_snapshot_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -741,7 +791,7 @@ func (x *SnapshotWaiter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotWaiter.ProtoReflect.Descriptor instead.
 func (*SnapshotWaiter) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_snapshot_proto_rawDescGZIP(), []int{8}
+	return file_headlease_v1_snapshot_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *SnapshotWaiter) GetSessionId() string {
@@ -769,7 +819,7 @@ type SnapshotFooter struct {
 
 func (x *SnapshotFooter) Reset() {
 	*x = SnapshotFooter{}
-	mi := &file_headlease_v1_snapshot_proto_msgTypes[9]
+	mi := &file_headlease_v1_snapshot_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -781,7 +831,7 @@ func (x *SnapshotFooter) String() string {
 func (*SnapshotFooter) ProtoMessage() {}
 
 func (x *SnapshotFooter) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_snapshot_proto_msgTypes[9]
+	mi := &file_headlease_v1_snapshot_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -794,7 +844,7 @@ func (x *SnapshotFooter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotFooter.ProtoReflect.Descriptor instead.
 func (*SnapshotFooter) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_snapshot_proto_rawDescGZIP(), []int{9}
+	return file_headlease_v1_snapshot_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *SnapshotFooter) GetSessions() uint64 {
@@ -850,7 +900,7 @@ const file_headlease_v1_snapshot_proto_rawDesc = "" +
 	"\x05phase\x18\x05 \x01(\x0e2\x1c.headlease.v1.PartitionPhaseR\x05phase\x12\x18\n" +
 	"\adropped\x18\x06 \x01(\rR\adropped\"M\n" +
 	"\x10SnapshotSessions\x129\n" +
-	"\bsessions\x18\x01 \x03(\v2\x1d.headlease.v1.SnapshotSessionR\bsessions\"\xf8\x02\n" +
+	"\bsessions\x18\x01 \x03(\v2\x1d.headlease.v1.SnapshotSessionR\bsessions\"\xa8\x03\n" +
 	"\x0fSnapshotSession\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1f\n" +
 	"\vsecret_hash\x18\x02 \x01(\fR\n" +
@@ -860,17 +910,19 @@ const file_headlease_v1_snapshot_proto_rawDesc = "" +
 	"\x06labels\x18\x05 \x03(\v2).headlease.v1.SnapshotSession.LabelsEntryR\x06labels\x12.\n" +
 	"\x13lowest_open_request\x18\x06 \x01(\x04R\x11lowestOpenRequest\x129\n" +
 	"\brequests\x18\a \x03(\v2\x1d.headlease.v1.SnapshotRequestR\brequests\x12\x18\n" +
-	"\aclosing\x18\b \x01(\bR\aclosing\x1a9\n" +
+	"\aclosing\x18\b \x01(\bR\aclosing\x12.\n" +
+	"\x04seen\x18\t \x03(\v2\x1a.headlease.v1.RequestRangeR\x04seen\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x9a\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"b\n" +
 	"\x0fSnapshotRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\x04R\trequestId\x12\x1a\n" +
 	"\bresource\x18\x02 \x01(\tR\bresource\x12\x14\n" +
-	"\x05token\x18\x03 \x01(\x04R\x05token\x12\x1c\n" +
-	"\tcancelled\x18\x04 \x01(\bR\tcancelled\x12\x18\n" +
-	"\awaiting\x18\x05 \x01(\bR\awaiting\"Q\n" +
+	"\x05token\x18\x03 \x01(\x04R\x05token\"8\n" +
+	"\fRequestRange\x12\x14\n" +
+	"\x05first\x18\x01 \x01(\x04R\x05first\x12\x12\n" +
+	"\x04last\x18\x02 \x01(\x04R\x04last\"Q\n" +
 	"\x11SnapshotResources\x12<\n" +
 	"\tresources\x18\x01 \x03(\v2\x1e.headlease.v1.SnapshotResourceR\tresources\"\xa9\x02\n" +
 	"\x10SnapshotResource\x12\x12\n" +
@@ -908,7 +960,7 @@ func file_headlease_v1_snapshot_proto_rawDescGZIP() []byte {
 	return file_headlease_v1_snapshot_proto_rawDescData
 }
 
-var file_headlease_v1_snapshot_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_headlease_v1_snapshot_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_headlease_v1_snapshot_proto_goTypes = []any{
 	(*SnapshotChunk)(nil),        // 0: headlease.v1.SnapshotChunk
 	(*SnapshotHeader)(nil),       // 1: headlease.v1.SnapshotHeader
@@ -916,36 +968,38 @@ var file_headlease_v1_snapshot_proto_goTypes = []any{
 	(*SnapshotSessions)(nil),     // 3: headlease.v1.SnapshotSessions
 	(*SnapshotSession)(nil),      // 4: headlease.v1.SnapshotSession
 	(*SnapshotRequest)(nil),      // 5: headlease.v1.SnapshotRequest
-	(*SnapshotResources)(nil),    // 6: headlease.v1.SnapshotResources
-	(*SnapshotResource)(nil),     // 7: headlease.v1.SnapshotResource
-	(*SnapshotWaiter)(nil),       // 8: headlease.v1.SnapshotWaiter
-	(*SnapshotFooter)(nil),       // 9: headlease.v1.SnapshotFooter
-	nil,                          // 10: headlease.v1.SnapshotSession.LabelsEntry
-	(*ClusterConfiguration)(nil), // 11: headlease.v1.ClusterConfiguration
-	(*VoterRecord)(nil),          // 12: headlease.v1.VoterRecord
-	(*Register)(nil),             // 13: headlease.v1.Register
-	(PartitionPhase)(0),          // 14: headlease.v1.PartitionPhase
+	(*RequestRange)(nil),         // 6: headlease.v1.RequestRange
+	(*SnapshotResources)(nil),    // 7: headlease.v1.SnapshotResources
+	(*SnapshotResource)(nil),     // 8: headlease.v1.SnapshotResource
+	(*SnapshotWaiter)(nil),       // 9: headlease.v1.SnapshotWaiter
+	(*SnapshotFooter)(nil),       // 10: headlease.v1.SnapshotFooter
+	nil,                          // 11: headlease.v1.SnapshotSession.LabelsEntry
+	(*ClusterConfiguration)(nil), // 12: headlease.v1.ClusterConfiguration
+	(*VoterRecord)(nil),          // 13: headlease.v1.VoterRecord
+	(*Register)(nil),             // 14: headlease.v1.Register
+	(PartitionPhase)(0),          // 15: headlease.v1.PartitionPhase
 }
 var file_headlease_v1_snapshot_proto_depIdxs = []int32{
 	1,  // 0: headlease.v1.SnapshotChunk.header:type_name -> headlease.v1.SnapshotHeader
 	3,  // 1: headlease.v1.SnapshotChunk.sessions:type_name -> headlease.v1.SnapshotSessions
-	6,  // 2: headlease.v1.SnapshotChunk.resources:type_name -> headlease.v1.SnapshotResources
-	9,  // 3: headlease.v1.SnapshotChunk.footer:type_name -> headlease.v1.SnapshotFooter
-	11, // 4: headlease.v1.SnapshotHeader.configuration:type_name -> headlease.v1.ClusterConfiguration
+	7,  // 2: headlease.v1.SnapshotChunk.resources:type_name -> headlease.v1.SnapshotResources
+	10, // 3: headlease.v1.SnapshotChunk.footer:type_name -> headlease.v1.SnapshotFooter
+	12, // 4: headlease.v1.SnapshotHeader.configuration:type_name -> headlease.v1.ClusterConfiguration
 	2,  // 5: headlease.v1.SnapshotHeader.partitions:type_name -> headlease.v1.SnapshotPartition
-	12, // 6: headlease.v1.SnapshotHeader.voters:type_name -> headlease.v1.VoterRecord
-	13, // 7: headlease.v1.SnapshotPartition.register:type_name -> headlease.v1.Register
-	14, // 8: headlease.v1.SnapshotPartition.phase:type_name -> headlease.v1.PartitionPhase
+	13, // 6: headlease.v1.SnapshotHeader.voters:type_name -> headlease.v1.VoterRecord
+	14, // 7: headlease.v1.SnapshotPartition.register:type_name -> headlease.v1.Register
+	15, // 8: headlease.v1.SnapshotPartition.phase:type_name -> headlease.v1.PartitionPhase
 	4,  // 9: headlease.v1.SnapshotSessions.sessions:type_name -> headlease.v1.SnapshotSession
-	10, // 10: headlease.v1.SnapshotSession.labels:type_name -> headlease.v1.SnapshotSession.LabelsEntry
+	11, // 10: headlease.v1.SnapshotSession.labels:type_name -> headlease.v1.SnapshotSession.LabelsEntry
 	5,  // 11: headlease.v1.SnapshotSession.requests:type_name -> headlease.v1.SnapshotRequest
-	7,  // 12: headlease.v1.SnapshotResources.resources:type_name -> headlease.v1.SnapshotResource
-	8,  // 13: headlease.v1.SnapshotResource.waiters:type_name -> headlease.v1.SnapshotWaiter
-	14, // [14:14] is the sub-list for method output_type
-	14, // [14:14] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	6,  // 12: headlease.v1.SnapshotSession.seen:type_name -> headlease.v1.RequestRange
+	8,  // 13: headlease.v1.SnapshotResources.resources:type_name -> headlease.v1.SnapshotResource
+	9,  // 14: headlease.v1.SnapshotResource.waiters:type_name -> headlease.v1.SnapshotWaiter
+	15, // [15:15] is the sub-list for method output_type
+	15, // [15:15] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_headlease_v1_snapshot_proto_init() }
@@ -967,7 +1021,7 @@ func file_headlease_v1_snapshot_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_headlease_v1_snapshot_proto_rawDesc), len(file_headlease_v1_snapshot_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   11,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
