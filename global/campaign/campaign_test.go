@@ -1,0 +1,236 @@
+package campaign
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/headlease/headlease/fence"
+	"github.com/headlease/headlease/global/register"
+	"github.com/headlease/headlease/internal/instant"
+)
+
+const (
+	sec  = time.Second
+	msec = time.Millisecond
+)
+
+// zero is a source without jitter: every back-off is its shortest.
+type zero struct{}
+
+func (zero) Int64N(int64) int64 { return 0 }
+
+func region(name string) register.Region { return register.Region{Name: name, Incarnation: 1} }
+
+// testConfig is region "eu" among eu, us, w1 with D = 4 s and exact clocks.
+func testConfig(change func(*Config)) Config {
+	c := Config{
+		Self: region("eu"), OwnVoter: "region/eu",
+		Voters:     []Voter{{"region/eu", 1, false}, {"region/us", 1, false}, {"witness/w1", 1, true}},
+		Partitions: []Partition{{"p", []string{"eu", "us"}}},
+		D:          4 * sec, Rand: zero{},
+	}
+	if change != nil {
+		change(&c)
+	}
+	return c
+}
+
+// mesh joins Leaders and pure voters by messages that arrive at once, and
+// plays the region's Apply. Voters in down neither hear nor answer.
+type mesh struct {
+	t       testing.TB
+	now     instant.Instant
+	leaders map[string]*Leader
+	voters  map[string]map[string]*register.Register
+	own     map[string]map[string]*Own
+	round   map[string]uint64
+	down    map[string]bool
+	verdict register.Verdict
+	held    map[string]Held
+	log     []string
+}
+
+func newMesh(t testing.TB, cfgs ...Config) *mesh {
+	m := &mesh{
+		t: t, now: instant.Instant(100 * sec), leaders: map[string]*Leader{}, voters: map[string]map[string]*register.Register{},
+		own: map[string]map[string]*Own{}, round: map[string]uint64{}, down: map[string]bool{}, held: map[string]Held{},
+	}
+	for _, c := range cfgs {
+		for _, v := range c.Voters {
+			m.voters[v.ID] = map[string]*register.Register{}
+			for _, p := range c.Partitions {
+				m.voters[v.ID][p.Name] = &register.Register{}
+			}
+		}
+	}
+	for _, c := range cfgs {
+		m.own[c.Self.Name] = map[string]*Own{}
+		for _, p := range c.Partitions {
+			m.own[c.Self.Name][p.Name] = &Own{}
+		}
+		m.lead(c)
+	}
+	return m
+}
+
+// lead begins a new term in a region.
+func (m *mesh) lead(c Config) {
+	var own []Own
+	for _, p := range c.Partitions {
+		reg := m.voters[c.OwnVoter][p.Name]
+		*reg = register.Restart(reg.Record, m.now)
+		o := m.own[c.Self.Name][p.Name]
+		o.Record = reg.Record
+		own = append(own, *o)
+	}
+	l, err := New(c, own, m.now)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	m.leaders[c.Self.Name] = l
+}
+
+// run lets d pass, ticking every Leader when it asks for it.
+func (m *mesh) run(d time.Duration) {
+	end := m.now.Add(d)
+	for {
+		next := end
+		for _, l := range m.leaders {
+			next = min(next, max(l.Next(), m.now))
+		}
+		m.now = next
+		for name, l := range m.leaders {
+			m.do(name, l.Tick(m.now))
+		}
+		if m.now == end {
+			return
+		}
+	}
+}
+
+func (m *mesh) do(name string, effects []Effect) {
+	l := m.leaders[name]
+	for _, e := range effects {
+		switch e := e.(type) {
+		case SendPrepare:
+			if m.down[e.Voter.ID] {
+				continue
+			}
+			var out []PrepareAnswer
+			for _, p := range e.Partitions {
+				reg := m.voters[e.Voter.ID][p]
+				d := reg.Prepare(m.now, register.PrepareInput{Candidate: l.cfg.Self, Ballot: e.Ballot, Dry: e.Dry, Verdict: m.verdict})
+				if d.Action == register.Write {
+					rec, ok := register.Update(reg.Record, d.Change)
+					if !ok {
+						m.t.Fatalf("update refused: %+v", d)
+					}
+					*reg = reg.Written(m.now, rec)
+				}
+				out = append(out, PrepareAnswer{Partition: p, Rule: d.Rule, Record: reg.Record, Remaining: reg.Remaining(m.now), Verdict: m.verdict})
+			}
+			m.do(name, l.PrepareAnswered(m.now, e.Voter.ID, e.Voter.Incarnation, e.Round, out))
+		case SendAccept:
+			if m.down[e.Voter.ID] {
+				continue
+			}
+			var out []AcceptAnswer
+			for _, it := range e.Items {
+				reg := m.voters[e.Voter.ID][it.Partition]
+				d := reg.Accept(it.Ballot, it.Value)
+				switch d.Action {
+				case register.Write:
+					rec, _ := register.Update(reg.Record, d.Change)
+					*reg = reg.Written(m.now, rec)
+				case register.Renew:
+					*reg, _ = reg.Renewed(m.now, it.Ballot, it.Value)
+				}
+				out = append(out, AcceptAnswer{Partition: it.Partition, Rule: d.Rule, Record: reg.Record})
+			}
+			m.do(name, l.AcceptAnswered(m.now, e.Voter.ID, e.Voter.Incarnation, e.Round, out))
+		case Reserve:
+			m.round[name] = max(m.round[name], e.Above) + 1
+			m.do(name, l.Reserved(m.now, e.ID, register.Ballot{Round: m.round[name], Region: name, Incarnation: 1}))
+		case Adopt:
+			o := m.own[name][e.Partition]
+			if m.voters[l.cfg.OwnVoter][e.Partition].Accepted != e.Ballot || e.Epoch <= o.Floor {
+				m.do(name, l.AdoptFailed(m.now, e.Partition, e.Epoch))
+				continue
+			}
+			o.Live, o.Floor = e.Epoch, e.Epoch
+			m.log = append(m.log, fmt.Sprintf("%s adopts %s %d", name, e.Partition, e.Epoch))
+			m.do(name, l.Adopted(m.now, e.Partition, e.Epoch))
+		case Drop:
+			if o := m.own[name][e.Partition]; o.Live == e.Epoch {
+				o.Live = 0
+			}
+			m.log = append(m.log, fmt.Sprintf("%s drops %s %d", name, e.Partition, e.Epoch))
+			m.do(name, l.Dropped(m.now, e.Partition, e.Epoch))
+		case Held:
+			for other, h := range m.held {
+				if other != name+"/"+e.Partition && h.Partition == e.Partition && h.Until > m.now {
+					m.t.Fatalf("I1: %s holds %+v while %s holds %+v", name, e, other, h)
+				}
+			}
+			m.held[name+"/"+e.Partition] = e
+		case Lapsed:
+			delete(m.held, name+"/"+e.Partition)
+		}
+	}
+}
+
+func (m *mesh) holder(partition string) (string, fence.Epoch) {
+	for k, h := range m.held {
+		if h.Partition == partition && h.Until > m.now {
+			return k[:len(k)-len(partition)-1], h.Epoch
+		}
+	}
+	return "", 0
+}
+
+func us(c *Config) { c.Self, c.OwnVoter = region("us"), "region/us" }
+
+func TestPreferredRegionWinsThenNextOneAfterItsLoss(t *testing.T) {
+	m := newMesh(t, testConfig(nil), testConfig(us))
+	m.run(10 * sec)
+	if r, e := m.holder("p"); r != "eu" || e != 1 {
+		t.Fatalf("holder %q epoch %d, want eu 1; log %v", r, e, m.log)
+	}
+	delete(m.leaders, "eu")
+	m.down["region/eu"] = true
+	m.do("us", m.leaders["us"].Suspicion(m.now, "eu", register.VerdictCrashed))
+	m.run(4*sec + 50*msec)
+	if r, e := m.holder("p"); r != "us" || e != 2 {
+		t.Fatalf("holder %q epoch %d, want us 2; log %v\n%+v", r, e, m.log, m.leaders["us"].Explain(m.now))
+	}
+	// eu comes back as a new leader with epoch 1 live: it must drop it, never resume it.
+	m.down["region/eu"] = false
+	m.lead(testConfig(nil))
+	m.run(10 * sec)
+	if r, _ := m.holder("p"); r != "us" || m.own["eu"]["p"].Live != 0 {
+		t.Fatalf("holder %q, eu has live %d; log %v", r, m.own["eu"]["p"].Live, m.log)
+	}
+}
+
+func TestLapseThenResumeKeepsTheEpoch(t *testing.T) {
+	m := newMesh(t, testConfig(nil))
+	m.run(1 * sec)
+	m.down["region/us"], m.down["witness/w1"] = true, true
+	m.run(6 * sec)
+	if r, _ := m.holder("p"); r != "" {
+		t.Fatalf("%s holds without a majority", r)
+	}
+	m.down["witness/w1"] = false
+	m.run(1 * sec)
+	if r, e := m.holder("p"); r != "eu" || e != 1 || len(m.log) != 1 {
+		t.Fatalf("holder %q epoch %d, log %v", r, e, m.log)
+	}
+	// The same over a change of leader: nothing is held before its first complete round.
+	delete(m.held, "eu/p")
+	m.lead(testConfig(nil))
+	m.run(100 * msec)
+	if r, e := m.holder("p"); r != "eu" || e != 1 || len(m.log) != 1 {
+		t.Fatalf("holder %q epoch %d after a new term, log %v", r, e, m.log)
+	}
+}

@@ -1,0 +1,371 @@
+package campaign
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/headlease/headlease/fence"
+	"github.com/headlease/headlease/global/register"
+	"github.com/headlease/headlease/internal/instant"
+)
+
+// never is an instant that does not come.
+const never = instant.Instant(1<<63 - 1)
+
+// Leader is the proposer of one term of a region's Raft leader. It is not safe
+// for concurrent use.
+type Leader struct {
+	cfg *Config
+	q   *quorum
+
+	start instant.Instant
+	now   instant.Instant
+	parts []part
+	runs  []run
+	// rounds are the Accept rounds that may still count, oldest first.
+	rounds []acceptRound
+	// last numbers rounds and reservations of this term alike.
+	last     uint64
+	renewAt  instant.Instant
+	verdicts map[string]register.Verdict
+	stale    bool
+
+	out []Effect
+}
+
+// part is what a Leader knows of one partition.
+type part struct {
+	own Own
+	// seen is the highest round known to be promised anywhere; the next ballot
+	// goes above it.
+	seen uint64
+	// base is when to ask next, before the wait by rank.
+	base  instant.Instant
+	fails int
+	// running says that a run has this partition.
+	running bool
+	// hurry asks at once, whatever else waits.
+	hurry bool
+
+	// ballot and value are what Accept rounds carry; no ballot: none.
+	ballot register.Ballot
+	value  register.Value
+	// won is the end of the hold by the newest complete round of this ballot;
+	// zero: no round was complete yet.
+	won instant.Instant
+	// blocked are voters that have promised a higher ballot: they will never
+	// accept this one again.
+	blocked votes
+	// healAt is when an owner takes a new ballot to win blocked voters back,
+	// or to change D; zero: no need.
+	healAt instant.Instant
+
+	adopting bool
+	// dropping is an epoch whose Drop is proposed. It is dead from then on
+	// here, whatever becomes of the command.
+	dropping fence.Epoch
+
+	// held is what the last Held effect said; epoch zero: nothing.
+	held      fence.Epoch
+	heldUntil instant.Instant
+}
+
+// New returns the proposer of a term that begins at start. own is the state of
+// each partition of cfg, in its order. The first Tick, due at once, sends what
+// a predecessor may have left half done: a value under which the own register
+// names this region owner is sent again at its recorded ballot.
+func New(cfg Config, own []Own, start instant.Instant) (*Leader, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, fmt.Errorf("campaign: %w", err)
+	}
+	if len(own) != len(cfg.Partitions) {
+		return nil, fmt.Errorf("campaign: have own state of %d partitions, configuration has %d", len(own), len(cfg.Partitions))
+	}
+	cfg = cfg.withDefaults()
+	l := &Leader{
+		cfg: &cfg, q: newQuorum(cfg), start: start, now: start, renewAt: never,
+		parts: make([]part, len(own)), verdicts: map[string]register.Verdict{},
+	}
+	for i, o := range own {
+		p := &l.parts[i]
+		*p = part{own: o, seen: o.Record.Promised.Round, base: start}
+		rec := o.Record
+		if rec.Accepted.IsZero() || rec.Alarm != "" || rec.Promised != rec.Accepted || !l.resumable(p) {
+			continue
+		}
+		p.ballot, p.value = rec.Accepted, rec.Value
+		l.renewAt = start
+		if rec.Value.D != cfg.D {
+			p.healAt = start.Add(cfg.D)
+		}
+	}
+	return l, nil
+}
+
+// resumable reports whether the own register's value may be sent again as it
+// is: it names this region, and its epoch is live or was never adopted or
+// dropped here.
+func (l *Leader) resumable(p *part) bool {
+	v := p.own.Record.Value
+	return v.Owner == l.cfg.Self && (v.Epoch == p.own.Live || v.Epoch > p.own.Floor)
+}
+
+// promotion reports whether v needs a majority of the witnesses too. An epoch
+// that is live here was chosen by a promotion before, so only its renewals and
+// resumptions are free of that.
+func (p *part) promotion(v register.Value) bool { return v.Epoch != p.own.Live }
+
+// Tick does what is due.
+func (l *Leader) Tick(now instant.Instant) []Effect {
+	l.advance(now)
+	return l.take()
+}
+
+// Reserved reports the ballot of a Reserve.
+func (l *Leader) Reserved(now instant.Instant, id uint64, ballot register.Ballot) []Effect {
+	l.clock(now)
+	l.reserved(id, ballot)
+	return l.Tick(now)
+}
+
+// ReserveFailed reports that a Reserve is certain to have no effect.
+func (l *Leader) ReserveFailed(now instant.Instant, id uint64) []Effect {
+	l.clock(now)
+	l.reserved(id, register.Ballot{})
+	return l.Tick(now)
+}
+
+// PrepareAnswered reports a voter's answers to a Prepare or dry Prepare.
+// Answers of other rounds, of strangers and of another incarnation have no
+// effect.
+func (l *Leader) PrepareAnswered(now instant.Instant, voter string, inc register.Incarnation, round uint64, answers []PrepareAnswer) []Effect {
+	l.clock(now)
+	if v, ok := l.voter(voter, inc); ok {
+		l.prepareAnswered(v, round, answers)
+	}
+	return l.Tick(now)
+}
+
+// AcceptAnswered reports a voter's answers to an Accept round; see
+// PrepareAnswered.
+func (l *Leader) AcceptAnswered(now instant.Instant, voter string, inc register.Incarnation, round uint64, answers []AcceptAnswer) []Effect {
+	l.clock(now)
+	if v, ok := l.voter(voter, inc); ok {
+		l.acceptAnswered(v, round, answers)
+	}
+	return l.Tick(now)
+}
+
+// Adopted reports that an Adopt took effect.
+func (l *Leader) Adopted(now instant.Instant, partition string, epoch fence.Epoch) []Effect {
+	l.clock(now)
+	if i, p := l.part(partition); p != nil {
+		p.own.Live, p.own.Floor = epoch, max(p.own.Floor, epoch)
+		p.adopting = false
+		l.settle(i)
+	}
+	return l.Tick(now)
+}
+
+// AdoptFailed reports that an Adopt was refused or is certain to have no
+// effect.
+func (l *Leader) AdoptFailed(now instant.Instant, partition string, epoch fence.Epoch) []Effect {
+	l.clock(now)
+	if _, p := l.part(partition); p != nil && p.adopting {
+		p.adopting = false
+		if p.value.Epoch == epoch {
+			l.abandon(p)
+		}
+	}
+	return l.Tick(now)
+}
+
+// Dropped reports that a Drop took effect.
+func (l *Leader) Dropped(now instant.Instant, partition string, epoch fence.Epoch) []Effect {
+	l.clock(now)
+	if i, p := l.part(partition); p != nil {
+		if p.own.Live == epoch {
+			p.own.Live = 0
+		}
+		p.own.Floor = max(p.own.Floor, epoch)
+		p.dropping = 0
+		l.settle(i)
+	}
+	return l.Tick(now)
+}
+
+// DropFailed reports that a Drop is certain to have no effect.
+func (l *Leader) DropFailed(now instant.Instant, partition string, epoch fence.Epoch) []Effect {
+	l.clock(now)
+	if i, p := l.part(partition); p != nil && p.dropping == epoch {
+		p.dropping = 0
+		l.settle(i)
+	}
+	return l.Tick(now)
+}
+
+// RegisterChanged reports a change of the own register.
+func (l *Leader) RegisterChanged(now instant.Instant, partition string, rec register.Record) []Effect {
+	l.clock(now)
+	if _, p := l.part(partition); p != nil {
+		p.own.Record = rec
+		p.seen = max(p.seen, rec.Promised.Round)
+		if v := rec.Value; v.Released() && rec.Accepted.Region != l.cfg.Self.Name && (v.Successor == "" || v.Successor == l.cfg.Self.Name) {
+			p.base = min(p.base, l.now)
+		}
+	}
+	return l.Tick(now)
+}
+
+// Suspicion reports a change in the own detector's verdict on a region. It is
+// a hint: it moves when the Leader asks, never what it may do.
+func (l *Leader) Suspicion(now instant.Instant, region string, verdict register.Verdict) []Effect {
+	l.clock(now)
+	l.verdicts[region] = verdict
+	if verdict == register.VerdictCrashed {
+		for i := range l.parts {
+			if p := &l.parts[i]; p.own.Record.Value.Owner.Name == region {
+				p.base, p.fails = min(p.base, l.now), 0
+			}
+		}
+	}
+	return l.Tick(now)
+}
+
+// Hurry begins a campaign for the partition now, whatever it waits for and
+// whatever it owns: a running campaign is given up, back-off starts afresh, and
+// an owner takes a new ballot.
+func (l *Leader) Hurry(now instant.Instant, partition string) []Effect {
+	l.clock(now)
+	if i, p := l.part(partition); p != nil {
+		l.leaveRun(i)
+		p.hurry, p.base, p.fails = true, l.now, 0
+	}
+	return l.Tick(now)
+}
+
+// PulseStale says whether the newest committed pulse is too old for anything
+// to count. While it is, answers are kept and no round becomes complete.
+func (l *Leader) PulseStale(now instant.Instant, stale bool) []Effect {
+	l.clock(now)
+	l.stale = stale
+	if !stale {
+		l.recount()
+	}
+	return l.Tick(now)
+}
+
+// Next returns when Tick has something to do; very far when nothing waits.
+func (l *Leader) Next() instant.Instant {
+	next := l.renewAt
+	for i := range l.parts {
+		p := &l.parts[i]
+		if p.held != 0 {
+			next = min(next, p.heldUntil)
+		}
+		next = min(next, l.dueAt(i))
+	}
+	for i := range l.runs {
+		next = min(next, l.runs[i].next(l))
+	}
+	return next
+}
+
+// Open reports whether an answer to a round can still have an effect. The
+// caller may end its calls and retries for one that is not open.
+func (l *Leader) Open(round uint64) bool {
+	return slices.ContainsFunc(l.runs, func(r run) bool { return r.id == round && r.stage != stageReserve }) ||
+		slices.ContainsFunc(l.rounds, func(r acceptRound) bool { return r.id == round })
+}
+
+func (l *Leader) clock(now instant.Instant) { l.now = max(l.now, now) }
+
+func (l *Leader) emit(e Effect) { l.out = append(l.out, e) }
+
+func (l *Leader) take() []Effect {
+	out := l.out
+	l.out = nil
+	return out
+}
+
+func (l *Leader) voter(id string, inc register.Incarnation) (int, bool) {
+	i, ok := l.q.index[id]
+	return i, ok && l.cfg.Voters[i].Incarnation == inc
+}
+
+func (l *Leader) part(name string) (int, *part) {
+	i, ok := l.q.partitions[name]
+	if !ok {
+		return 0, nil
+	}
+	return i, &l.parts[i]
+}
+
+// advance does everything that time alone brings.
+func (l *Leader) advance(now instant.Instant) {
+	l.clock(now)
+	for i := range l.parts {
+		if p := &l.parts[i]; p.held != 0 && p.heldUntil <= l.now {
+			l.lapse(i)
+		}
+	}
+	l.forget()
+	l.timeRuns()
+	if l.renewAt <= l.now {
+		l.renew()
+	}
+	l.ask()
+}
+
+func (l *Leader) lapse(i int) {
+	p := &l.parts[i]
+	l.emit(Lapsed{l.cfg.Partitions[i].Name, p.held})
+	p.held, p.heldUntil = 0, 0
+}
+
+// backoff returns the wait after the n-th failure in a row, with jitter [F39].
+func (l *Leader) backoff(n int) time.Duration {
+	d := max(l.cfg.D/32<<min(n, maxFails), time.Millisecond)
+	return d/2 + time.Duration(l.cfg.Rand.Int64N(int64(d/2)+1))
+}
+
+// rank is the region's place among those in the preference list that are
+// believed healthy; zero for an owner and a named successor.
+func (l *Leader) rank(i int) int {
+	v := l.parts[i].own.Record.Value
+	if v.Owner == l.cfg.Self || v.Successor == l.cfg.Self.Name {
+		return 0
+	}
+	n := 0
+	for _, region := range l.cfg.Partitions[i].Prefer {
+		if region == l.cfg.Self.Name {
+			break
+		}
+		if l.verdicts[region] != register.VerdictCrashed {
+			n++
+		}
+	}
+	return n
+}
+
+// dueAt is when the partition should begin a campaign.
+func (l *Leader) dueAt(i int) instant.Instant {
+	p := &l.parts[i]
+	switch {
+	case l.stale, p.running, p.own.Record.Alarm != "":
+		return never
+	case p.hurry:
+		return l.now
+	case l.cfg.Manual:
+		return never
+	case !p.ballot.IsZero():
+		if p.healAt == 0 {
+			return never
+		}
+		return max(p.healAt, p.base)
+	case l.cfg.prefers(i) < 0 && !(p.own.Record.Value.Owner == l.cfg.Self && p.own.Live != 0):
+		return never
+	}
+	return p.base.Add(time.Duration(l.rank(i)) * l.cfg.D / 4)
+}

@@ -1,0 +1,181 @@
+package campaign
+
+import (
+	"slices"
+	"time"
+
+	"github.com/headlease/headlease/global/register"
+	"github.com/headlease/headlease/internal/instant"
+)
+
+// acceptRound is one Accept round, first or renewal.
+type acceptRound struct {
+	id uint64
+	// t0 was read before any of its messages left.
+	t0    instant.Instant
+	items []item // ascending by part
+}
+
+type item struct {
+	part   int
+	ballot register.Ballot
+	votes  votes
+	done   bool
+}
+
+// renewEvery is D/5, by the smallest D in use.
+func (l *Leader) renewEvery() time.Duration {
+	d := l.cfg.D
+	for i := range l.parts {
+		if p := &l.parts[i]; !p.ballot.IsZero() && p.value.D > 0 {
+			d = min(d, p.value.D)
+		}
+	}
+	return max(d/5, time.Millisecond)
+}
+
+// renew sends a round for every proposal, whatever is outstanding [F33]. What
+// was proposed and not seen chosen is sent again this way too.
+func (l *Leader) renew() {
+	var parts []int
+	for i := range l.parts {
+		if !l.parts[i].ballot.IsZero() {
+			parts = append(parts, i)
+		}
+	}
+	if len(parts) == 0 {
+		l.renewAt = never
+		return
+	}
+	l.renewAt = l.now.Add(l.renewEvery())
+	l.accept(parts)
+}
+
+// propose sends the first round of values just chosen.
+func (l *Leader) propose(parts []int) {
+	parts = slices.DeleteFunc(parts, func(i int) bool { return l.parts[i].ballot.IsZero() })
+	if len(parts) == 0 {
+		return
+	}
+	l.accept(parts)
+	l.renewAt = min(l.renewAt, l.now.Add(l.renewEvery()))
+}
+
+// accept sends one Accept round: one message per voter for all parts, each
+// with its own ballot and value [F38].
+func (l *Leader) accept(parts []int) {
+	l.last++
+	r := acceptRound{id: l.last, t0: l.now, items: make([]item, len(parts))}
+	items := make([]Item, len(parts))
+	for k, i := range parts {
+		p := &l.parts[i]
+		r.items[k] = item{part: i, ballot: p.ballot}
+		items[k] = Item{l.cfg.Partitions[i].Name, p.ballot, p.value}
+	}
+	l.rounds = append(l.rounds, r)
+	for _, v := range l.cfg.Voters {
+		l.emit(SendAccept{Voter: v, Round: r.id, Items: items})
+	}
+}
+
+func (l *Leader) acceptAnswered(voter int, id uint64, answers []AcceptAnswer) {
+	k := slices.IndexFunc(l.rounds, func(r acceptRound) bool { return r.id == id })
+	if k < 0 {
+		return
+	}
+	r := &l.rounds[k]
+	for _, in := range answers {
+		i, ok := l.q.partitions[in.Partition]
+		if !ok {
+			continue
+		}
+		if j, ok := slices.BinarySearchFunc(r.items, i, func(it item, part int) int { return it.part - part }); ok {
+			l.answered(&r.items[j], voter, in)
+		}
+	}
+	l.countRound(r)
+}
+
+func (l *Leader) answered(it *item, voter int, in AcceptAnswer) {
+	p := &l.parts[it.part]
+	p.seen = max(p.seen, in.Record.Promised.Round)
+	if it.ballot != p.ballot {
+		return
+	}
+	switch in.Rule {
+	case register.RuleNone:
+		it.votes |= 1 << voter
+	case register.RuleV1Ballot, register.RuleAlarm, register.RuleConflict:
+		p.blocked |= 1 << voter
+		switch {
+		case !l.q.reached(l.q.all&^p.blocked, p.promotion(p.value)):
+			l.abandon(p)
+		case p.healAt == 0:
+			p.healAt = l.now.Add(l.cfg.D/2 + l.backoff(3))
+		}
+	}
+}
+
+// abandon gives up a proposal that can never be complete again, and asks for a
+// new ballot. What is held runs to its end.
+func (l *Leader) abandon(p *part) {
+	p.ballot, p.value = register.Ballot{}, register.Value{}
+	p.won, p.blocked, p.healAt = 0, 0, 0
+	p.base = l.now
+	if p.fails > 0 {
+		p.base = l.now.Add(l.backoff(p.fails))
+	}
+	p.fails++
+}
+
+// countRound sees which items of a round are complete.
+func (l *Leader) countRound(r *acceptRound) {
+	if l.stale {
+		return
+	}
+	for j := range r.items {
+		it := &r.items[j]
+		p := &l.parts[it.part]
+		if it.done || it.ballot != p.ballot || !l.q.reached(it.votes, p.promotion(p.value)) {
+			continue
+		}
+		it.done = true
+		p.fails = 0
+		p.won = max(p.won, r.t0.Add(Hold(p.value.D, l.cfg.Rho)))
+		l.settle(it.part)
+	}
+}
+
+// settle turns complete rounds into what they allow: Adopt for an epoch that
+// is not live yet, a hold for one that is.
+func (l *Leader) settle(i int) {
+	p := &l.parts[i]
+	if p.won == 0 || p.ballot.IsZero() || p.dropping != 0 || p.adopting {
+		return
+	}
+	name := l.cfg.Partitions[i].Name
+	switch {
+	case p.value.Epoch != p.own.Live && p.own.Live != 0:
+		l.drop(i) // a higher epoch is chosen: the live one can never be resumed
+	case p.value.Epoch != p.own.Live:
+		p.adopting = true
+		l.emit(Adopt{name, p.value.Epoch, p.ballot})
+	case p.won > l.now && (p.held == 0 || p.won > p.heldUntil):
+		p.held, p.heldUntil = p.value.Epoch, p.won
+		l.emit(Held{name, p.held, p.heldUntil})
+	}
+}
+
+// forget lets go of rounds that can move no hold any more.
+func (l *Leader) forget() {
+	l.rounds = slices.DeleteFunc(l.rounds, func(r acceptRound) bool {
+		for _, it := range r.items {
+			p := &l.parts[it.part]
+			end := r.t0.Add(Hold(p.value.D, l.cfg.Rho))
+			if !it.done && it.ballot == p.ballot && end > max(l.now, p.won) {
+				return false
+			}
+		}
+		return true
+	})
+}
