@@ -1,0 +1,129 @@
+package link
+
+import (
+	"context"
+	"net"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
+)
+
+const (
+	votesUserTimeout = 3 * time.Second
+
+	pingEvery   = 10 * time.Second // gRPC refuses less in a client
+	pingTimeout = 3 * time.Second
+	// pingFloor is below what any client of ours sends: no GOAWAY for pings
+	// [F50].
+	pingFloor = time.Second
+	// connectTimeout bounds one attempt, TLS included.
+	connectTimeout = 3 * time.Second
+)
+
+// grpcCredentials run the Links' handshake for gRPC.
+type grpcCredentials struct {
+	links *Links
+	plane Plane
+	peer  *Peer // of a client; nil in a server
+}
+
+var _ credentials.TransportCredentials = (*grpcCredentials)(nil)
+
+// ServerCredentials prove both ends of the connections of Listen(plane).
+func (l *Links) ServerCredentials(plane Plane) credentials.TransportCredentials {
+	return &grpcCredentials{links: l, plane: plane}
+}
+
+func (g *grpcCredentials) ClientHandshake(ctx context.Context, _ string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	c, id, err := g.links.clientHandshake(ctx, g.plane, *g.peer, raw)
+	if err != nil {
+		return nil, nil, err
+	}
+	return c, g.info(id), nil
+}
+
+func (g *grpcCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), handshakeTimeout)
+	defer cancel()
+	c, id, err := g.links.serverHandshake(ctx, g.plane, raw)
+	if err != nil {
+		g.links.cfg.Logger.Debug("connection refused", "plane", g.plane.String(), "error", err)
+		return nil, nil, err
+	}
+	return c, g.info(id), nil
+}
+
+func (g *grpcCredentials) info(id Identity) AuthInfo {
+	return AuthInfo{
+		CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: g.links.shk.security()},
+		Identity:       id,
+	}
+}
+
+func (g *grpcCredentials) Info() credentials.ProtocolInfo {
+	return credentials.ProtocolInfo{SecurityProtocol: g.links.shk.protocol()}
+}
+
+func (g *grpcCredentials) Clone() credentials.TransportCredentials {
+	clone := *g
+	return &clone
+}
+
+func (g *grpcCredentials) OverrideServerName(string) error { return nil }
+
+// ServerOptions are what every gRPC server of a plane is made with:
+// credentials, and a keepalive policy under which our clients' pings are fine.
+func (l *Links) ServerOptions(plane Plane) []grpc.ServerOption {
+	return []grpc.ServerOption{
+		grpc.Creds(l.ServerCredentials(plane)),
+		grpc.ConnectionTimeout(handshakeTimeout),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingFloor, PermitWithoutStream: true}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: pingEvery, Timeout: pingTimeout}),
+	}
+}
+
+// DialOptions are what every client connection of a plane is made with, but
+// for the credentials, which DialGRPC adds.
+func (l *Links) DialOptions(plane Plane) []grpc.DialOption {
+	opts := []grpc.DialOption{
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff: backoff.Config{
+				BaseDelay:  50 * time.Millisecond,
+				Multiplier: 1.6,
+				Jitter:     0.2,
+				MaxDelay:   500 * time.Millisecond, // gRPC's 120 s would outlast any outage [F50]
+			},
+			MinConnectTimeout: connectTimeout,
+		}),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingEvery, Timeout: pingTimeout, PermitWithoutStream: true}),
+		grpc.WithDisableServiceConfig(),
+		grpc.WithNoProxy(),
+		grpc.WithIdleTimeout(0),
+	}
+	if plane == PlaneVotes {
+		// A vote is answered for its own round or not at all; rounds repeat it.
+		opts = append(opts,
+			grpc.WithDisableRetry(),
+			grpc.WithDefaultCallOptions(grpc.WaitForReady(false)))
+	}
+	return opts
+}
+
+// DialGRPC makes a client connection to one peer, which must prove to be it.
+// It connects when first used; the caller closes it. Further options come
+// after those of DialOptions.
+func (l *Links) DialGRPC(plane Plane, peer Peer, extra ...grpc.DialOption) (*grpc.ClientConn, error) {
+	opts := append(l.DialOptions(plane),
+		grpc.WithTransportCredentials(&grpcCredentials{links: l, plane: plane, peer: &peer}),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return l.dialRaw(ctx, plane, peer)
+		}))
+	if plane == PlaneVotes && peer.Name != "" {
+		opts = append(opts, grpc.WithChainUnaryInterceptor(l.measure(peer.Name)))
+	}
+	// passthrough: dialRaw resolves the host afresh at each dial.
+	return grpc.NewClient("passthrough:///"+peer.Address, append(opts, extra...)...)
+}
