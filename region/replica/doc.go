@@ -1,0 +1,38 @@
+// Package replica is the Raft shell of a region server: it keeps the region's
+// state machine (package state) on hashicorp/raft, proposes commands in
+// batches, tells who leads, proves leadership, and notices a dead disk.
+//
+// # Life
+//
+// Open checks, locks and opens the data directory and starts nothing. Run
+// starts Raft (at once for an initialised directory, else when Bootstrap is
+// called), owns every goroutine, and returns after an orderly stop: leadership
+// handed to another voter, outstanding proposals answered, Raft stopped,
+// streams closed, stores closed, lock released. Close releases what Open took
+// if Run is never called.
+//
+// # Guarantees
+//
+//   - A command that Propose answers is committed by a quorum and applied here.
+//     NotLeaderError and ErrOverloaded mean that it surely never will be;
+//     ErrUnknown means that nobody knows. No command is proposed twice or
+//     forwarded [H4].
+//   - The first own entry of a leader's term is BeginTerm. Leading is true only
+//     after it has been applied here, in that term, and the observer has been
+//     told; nothing can be proposed before.
+//   - Check passes only if no other leader had been elected at some instant
+//     after Check was called [F1].
+//   - A Raft stream reaches only the very data directory (name/uuid) it was
+//     meant for: a server whose directory was wiped or swapped neither votes nor
+//     stores under its old name [F3].
+//   - A store call that hangs makes the pulse stale within min(D/2, 1.5 s) and
+//     ends the process after Config.StoreLimit [F30]. A store call that fails
+//     stops the server.
+//
+// # Threads
+//
+// Raft: its main loop (elections, appends, store writes), the FSM goroutine
+// (state.Machine.Apply, Observer.Applied), the snapshot goroutine, and a few per
+// peer. Ours, all owned by Run: leadership watch, proposer, one waiter per entry
+// in flight, leadership check, pulse, watchdog.
+package replica

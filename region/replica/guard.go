@@ -1,0 +1,126 @@
+package replica
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// watchTick is how often the watchdog looks.
+const watchTick = 100 * time.Millisecond
+
+// guard stands between Raft and its stores: it passes writes through the fault
+// seam, reports the first failed write, and knows which calls are running, so
+// that the watchdog can end a process whose disk hangs.
+//
+// hashicorp/raft writes from its main loop and stays leader, with calm
+// followers, while such a write hangs [F30]; the blocked goroutine cannot help
+// itself.
+type guard struct {
+	disk Disk
+	// failed is told the first write error. After a failed fsync nobody knows what
+	// is on disk, so the server stops and never tries again.
+	failed func(error)
+
+	mu    sync.Mutex
+	calls map[*call]struct{}
+	err   error
+}
+
+type call struct {
+	op      string
+	started time.Time
+	ticks   int
+}
+
+func newGuard(disk Disk, failed func(error)) *guard {
+	if disk == nil {
+		disk = noDisk{}
+	}
+	return &guard{disk: disk, failed: failed, calls: make(map[*call]struct{})}
+}
+
+func (g *guard) begin(op string) *call {
+	c := &call{op: op, started: time.Now()}
+	g.mu.Lock()
+	g.calls[c] = struct{}{}
+	g.mu.Unlock()
+	return c
+}
+
+func (g *guard) end(c *call) {
+	g.mu.Lock()
+	delete(g.calls, c)
+	g.mu.Unlock()
+}
+
+func (g *guard) read(op string, f func() error) error {
+	c := g.begin(op)
+	defer g.end(c)
+	return f()
+}
+
+func (g *guard) write(op string, f func() error) error {
+	g.mu.Lock()
+	err := g.err
+	g.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	c := g.begin(op)
+	defer g.end(c)
+	err = g.disk.Before(op)
+	if err == nil {
+		err = f()
+	}
+	if err == nil {
+		return nil
+	}
+	err = fmt.Errorf("store write %s failed: %w", op, err)
+	g.mu.Lock()
+	first := g.err == nil
+	if first {
+		g.err = err
+	}
+	g.mu.Unlock()
+	if first {
+		g.failed(err)
+	}
+	return err
+}
+
+// watch calls exit once when a call has been running for limit. It counts its
+// own ticks and not only time: a process that was stopped (SIGSTOP, a paused
+// VM) in the middle of a call must not take its own pause for a hung disk.
+func (g *guard) watch(ctx context.Context, limit time.Duration, exit func(error)) {
+	tick := min(watchTick, limit/4)
+	need := int(limit / tick)
+	t := time.NewTicker(tick)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+		}
+		if err := g.overdue(limit, need); err != nil {
+			exit(err)
+			return
+		}
+	}
+}
+
+func (g *guard) overdue(limit time.Duration, need int) error {
+	now := time.Now()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for c := range g.calls {
+		c.ticks++
+		if ran := now.Sub(c.started); c.ticks >= need && ran >= limit {
+			return fmt.Errorf("store call %s has been running for %v, over %v: the disk hangs",
+				c.op, ran.Round(time.Millisecond), limit)
+		}
+	}
+	return nil
+}
