@@ -5,23 +5,22 @@ import (
 	"errors"
 	"net"
 	"time"
-
-	"github.com/hashicorp/raft"
 )
 
-// RaftConfig of a RaftLayer.
-type RaftConfig struct {
+// RaftConfig of a RaftLayer. A is raft.ServerAddress: as a type parameter it
+// keeps package raft out of the witness, which links this package too.
+type RaftConfig[A ~string] struct {
 	// Listen is HOST:PORT.
 	Listen string
 	// Advertise is this server's address in Raft's configuration: its name.
 	Advertise string
 	// Resolve tells whom an address of Raft's configuration (a name) means; it
 	// is asked at each dial, so that a server may move.
-	Resolve func(raft.ServerAddress) (Peer, error)
+	Resolve func(A) (Peer, error)
 }
 
 // Validate reports all faults at once.
-func (c RaftConfig) Validate() error {
+func (c RaftConfig[A]) Validate() error {
 	var errs []error
 	if c.Listen == "" {
 		errs = append(errs, errors.New("raft listen address: must not be empty"))
@@ -36,15 +35,13 @@ func (c RaftConfig) Validate() error {
 }
 
 // RaftLayer is raft.StreamLayer over the links.
-type RaftLayer struct {
+type RaftLayer[A ~string] struct {
 	*secured
-	cfg RaftConfig
+	cfg RaftConfig[A]
 }
 
-var _ raft.StreamLayer = (*RaftLayer)(nil)
-
-// RaftLayer listens for the servers of this process's region.
-func (l *Links) RaftLayer(c RaftConfig) (*RaftLayer, error) {
+// NewRaftLayer listens for the servers of this process's region.
+func NewRaftLayer[A ~string](l *Links, c RaftConfig[A]) (*RaftLayer[A], error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
@@ -52,17 +49,17 @@ func (l *Links) RaftLayer(c RaftConfig) (*RaftLayer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &RaftLayer{secured: s, cfg: c}, nil
+	return &RaftLayer[A]{secured: s, cfg: c}, nil
 }
 
 // Addr is what Raft advertises: the server's name, not where it listens.
-func (r *RaftLayer) Addr() net.Addr { return nameAddr(r.cfg.Advertise) }
+func (r *RaftLayer[A]) Addr() net.Addr { return nameAddr(r.cfg.Advertise) }
 
 // ListenAddr is where it listens.
-func (r *RaftLayer) ListenAddr() net.Addr { return r.Listener.Addr() }
+func (r *RaftLayer[A]) ListenAddr() net.Addr { return r.Listener.Addr() }
 
 // Dial is raft.StreamLayer; timeout covers the handshake too.
-func (r *RaftLayer) Dial(address raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
+func (r *RaftLayer[A]) Dial(address A, timeout time.Duration) (net.Conn, error) {
 	peer, err := r.cfg.Resolve(address)
 	if err != nil {
 		return nil, err

@@ -16,13 +16,15 @@ import (
 	"github.com/headlease/headlease/internal/pki"
 )
 
+var _ raft.StreamLayer = (*RaftLayer[raft.ServerAddress])(nil)
+
 // open starts a server of every plane and returns the addresses.
 func open(t *testing.T, l *Links) map[Plane]string {
 	t.Helper()
 	out := map[Plane]string{}
 	out[PlaneAPI], _ = serve(t, l, PlaneAPI)
 	out[PlaneVotes], _ = serve(t, l, PlaneVotes)
-	r, err := l.RaftLayer(RaftConfig{Listen: "127.0.0.1:0", Advertise: "eu-1", Resolve: func(raft.ServerAddress) (Peer, error) { return Peer{}, errors.New("none") }})
+	r, err := NewRaftLayer(l, RaftConfig[raft.ServerAddress]{Listen: "127.0.0.1:0", Advertise: "eu-1", Resolve: func(raft.ServerAddress) (Peer, error) { return Peer{}, errors.New("none") }})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -18,18 +18,20 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/headlease/headlease/internal/link"
+	"github.com/headlease/headlease/internal/pki"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
 
 // Role is what a certificate makes its bearer.
-type Role string
+type Role = pki.Role
 
 // Roles.
 const (
-	Region  Role = "region"
-	Witness Role = "witness"
-	Client  Role = "client"
-	Admin   Role = "admin"
+	Region  = pki.RoleRegion
+	Witness = pki.RoleWitness
+	Client  = pki.RoleClient
+	Admin   = pki.RoleAdmin
 )
 
 // Everyone is every role there is: a valid certificate is still needed.
@@ -84,17 +86,24 @@ func (t Table) MaxRequestBytes() int {
 	return largest
 }
 
-// Caller is who a call comes from, as its connection proves.
+// Caller is who a call comes from.
 type Caller struct {
 	Role Role
 	// Name is for messages: "region/eu/eu-1".
 	Name string
 }
 
+// ByConnection is the caller that the call's connection proves to be.
+func ByConnection(ctx context.Context) (Caller, bool) {
+	id, ok := link.PeerIdentity(ctx)
+	return Caller{Role: id.Role, Name: id.Path()}, ok
+}
+
 // Enforcer applies a table.
 type Enforcer struct {
 	Table Table
-	// Identify tells who calls; false: nobody that may call anything.
+	// Identify tells who calls (ByConnection, or what a forwarding server
+	// vouches for); false: nobody that may call anything.
 	Identify func(context.Context) (Caller, bool)
 }
 
