@@ -234,3 +234,21 @@ func TestLapseThenResumeKeepsTheEpoch(t *testing.T) {
 		t.Fatalf("holder %q epoch %d after a new term, log %v", r, e, m.log)
 	}
 }
+
+func TestH2ReleaseWaitsForDAndHandsOverToTheSuccessor(t *testing.T) {
+	m := newMesh(t, testConfig(nil), testConfig(us))
+	m.run(3 * sec)
+	m.do("eu", m.leaders["eu"].Release(m.now, "p", "us", "test"))
+	m.run(500 * msec)
+	if r, _ := m.holder("p"); r != "eu" {
+		t.Fatalf("holder %q before eu has led for D", r)
+	}
+	m.run(1 * sec)
+	if r, e := m.holder("p"); r != "us" || e != 2 || m.own["eu"]["p"].Live != 0 {
+		t.Fatalf("holder %q epoch %d, log %v", r, e, m.log)
+	}
+	m.run(20 * sec)
+	if r, e := m.holder("p"); r != "us" || e != 2 {
+		t.Fatalf("holder %q epoch %d, log %v: failback must be manual", r, e, m.log)
+	}
+}

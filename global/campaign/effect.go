@@ -72,6 +72,13 @@ type Lapsed struct {
 	Epoch     fence.Epoch
 }
 
+// Released says that a Release is chosen. The Drop that follows it ends what is
+// left of the epoch.
+type Released struct {
+	Partition string
+	Epoch     fence.Epoch
+}
+
 func (SendPrepare) effect() {}
 func (SendAccept) effect()  {}
 func (Reserve) effect()     {}
@@ -79,6 +86,7 @@ func (Adopt) effect()       {}
 func (Drop) effect()        {}
 func (Held) effect()        {}
 func (Lapsed) effect()      {}
+func (Released) effect()    {}
 
 // PrepareAnswer is a voter's answer on one partition. Refusals carry the
 // record too.

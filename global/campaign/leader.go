@@ -61,6 +61,9 @@ type part struct {
 	// or to change D; zero: no need.
 	healAt instant.Instant
 
+	// release is set from Release until the released value is chosen.
+	release *release
+
 	adopting bool
 	// dropping is an epoch whose Drop is proposed. It is dead from then on
 	// here, whatever becomes of the command.
@@ -70,6 +73,9 @@ type part struct {
 	held      fence.Epoch
 	heldUntil instant.Instant
 }
+
+// release is what a planned transfer asked for; it does not change.
+type release struct{ successor, reason string }
 
 // New returns the proposer of a term that begins at start. own is the state of
 // each partition of cfg, in its order. The first Tick, due at once, sends what
@@ -105,10 +111,19 @@ func New(cfg Config, own []Own, start instant.Instant) (*Leader, error) {
 
 // resumable reports whether the own register's value may be sent again as it
 // is: it names this region, and its epoch is live or was never adopted or
-// dropped here.
+// dropped here; or it is this region's release of the live epoch.
 func (l *Leader) resumable(p *part) bool {
 	v := p.own.Record.Value
+	if l.releasedHere(p.own.Record) {
+		return v.Epoch == p.own.Live
+	}
 	return v.Owner == l.cfg.Self && (v.Epoch == p.own.Live || v.Epoch > p.own.Floor)
+}
+
+// releasedHere reports whether rec is a release that this region proposed.
+func (l *Leader) releasedHere(rec register.Record) bool {
+	return !rec.Accepted.IsZero() && rec.Value.Released() &&
+		rec.Accepted.Region == l.cfg.Self.Name && rec.Accepted.Incarnation == l.cfg.Self.Incarnation
 }
 
 // promotion reports whether v needs a majority of the witnesses too. An epoch
@@ -211,7 +226,7 @@ func (l *Leader) RegisterChanged(now instant.Instant, partition string, rec regi
 	if _, p := l.part(partition); p != nil {
 		p.own.Record = rec
 		p.seen = max(p.seen, rec.Promised.Round)
-		if v := rec.Value; v.Released() && rec.Accepted.Region != l.cfg.Self.Name && (v.Successor == "" || v.Successor == l.cfg.Self.Name) {
+		if v := rec.Value; v.Released() && !l.releasedHere(rec) && (v.Successor == "" || v.Successor == l.cfg.Self.Name) {
 			p.base = min(p.base, l.now)
 		}
 	}
@@ -241,6 +256,22 @@ func (l *Leader) Hurry(now instant.Instant, partition string) []Effect {
 	if i, p := l.part(partition); p != nil {
 		l.leaveRun(i)
 		p.hurry, p.base, p.fails = true, l.now, 0
+	}
+	return l.Tick(now)
+}
+
+// Release gives the live epoch away: once this leader has led for D, so that
+// none before it can still hold, it takes a new ballot, and if the Prepare
+// majority shows this region as owner it lets go of its hold, counts no older
+// round any more, and proposes the released value [H2]. Until then it holds on.
+// Released tells when that is chosen. The caller has drained the partition
+// before. Without a live epoch, or when another owner turns up, nothing is
+// released.
+func (l *Leader) Release(now instant.Instant, partition, successor, reason string) []Effect {
+	l.clock(now)
+	if i, p := l.part(partition); p != nil && p.own.Live != 0 && p.release == nil && !p.value.Released() {
+		l.leaveRun(i)
+		p.release, p.base, p.fails = &release{successor, reason}, l.now, 0
 	}
 	return l.Tick(now)
 }
@@ -355,6 +386,10 @@ func (l *Leader) dueAt(i int) instant.Instant {
 	switch {
 	case l.stale, p.running, p.own.Record.Alarm != "":
 		return never
+	case !p.ballot.IsZero() && p.value.Released():
+		return never // sent again until it is chosen
+	case p.release != nil:
+		return max(p.base, l.start.Add(max(l.cfg.D, p.value.D)))
 	case p.hurry:
 		return l.now
 	case l.cfg.Manual:

@@ -155,6 +155,13 @@ func (l *Leader) settle(i int) {
 	}
 	name := l.cfg.Partitions[i].Name
 	switch {
+	case p.value.Released():
+		l.emit(Released{name, p.value.Epoch})
+		p.ballot, p.value, p.won, p.release = register.Ballot{}, register.Value{}, 0, nil
+		p.base = l.now.Add(2 * l.cfg.D) // the others first
+		if p.own.Live != 0 {
+			l.drop(i)
+		}
 	case p.value.Epoch != p.own.Live && p.own.Live != 0:
 		l.drop(i) // a higher epoch is chosen: the live one can never be resumed
 	case p.value.Epoch != p.own.Live:

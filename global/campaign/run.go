@@ -220,6 +220,9 @@ func (l *Leader) drop(i int) {
 // else the next epoch [F11 H6].
 func (l *Leader) choose(p *part, rec register.Record) register.Value {
 	v := rec.Value
+	if p.release != nil && (v.Owner == l.cfg.Self || l.releasedHere(rec)) && v.Epoch == p.own.Live && p.dropping == 0 {
+		return register.Value{Epoch: v.Epoch, D: l.cfg.D, Successor: p.release.successor, Reason: p.release.reason}
+	}
 	if !rec.Accepted.IsZero() && v.Owner == l.cfg.Self && v.Epoch == p.own.Live && p.dropping != v.Epoch {
 		v.D = l.cfg.D
 		return v
@@ -240,11 +243,21 @@ func (l *Leader) win(ballot register.Ballot, t *tally) bool {
 		return true
 	}
 	if p.own.Live != 0 && p.dropping == 0 && (rec.Value.Owner != l.cfg.Self || rec.Value.Epoch > p.own.Live) {
-		l.drop(t.part)
+		if !l.releasedHere(rec) || p.release == nil {
+			l.drop(t.part)
+		}
 	}
 	p.ballot, p.value = ballot, v
 	p.won, p.blocked, p.healAt = 0, 0, 0
 	p.running, p.adopting = false, false
+	switch {
+	case v.Released() && p.held != 0:
+		l.lapse(t.part)
+	case !v.Released() && p.release != nil:
+		// Another owner was there: nothing to release, and nothing wanted.
+		p.release, p.ballot, p.value = nil, register.Ballot{}, register.Value{}
+		p.base = l.now.Add(2 * l.cfg.D)
+	}
 	return true
 }
 

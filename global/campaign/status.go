@@ -55,6 +55,8 @@ func (l *Leader) explain(i int, now instant.Instant) string {
 	}
 	if !p.ballot.IsZero() {
 		switch {
+		case p.value.Released():
+			add("releasing epoch %d at ballot %v", p.value.Epoch, p.ballot)
 		case p.won == 0:
 			add("proposing epoch %d at ballot %v, no round complete yet", p.value.Epoch, p.ballot)
 		case p.adopting:
@@ -65,6 +67,9 @@ func (l *Leader) explain(i int, now instant.Instant) string {
 		if p.blocked != 0 {
 			add("promised higher: %s", l.names(p.blocked))
 		}
+	}
+	if p.release != nil {
+		add("to be released")
 	}
 	if p.dropping != 0 {
 		add("dropping epoch %d", p.dropping)
@@ -197,6 +202,10 @@ func (l *Leader) AppendState(b []byte) []byte {
 		at(p.won)
 		u(uint64(p.blocked))
 		u(uint64(p.dropping))
+		flag(p.release != nil)
+		if p.release != nil {
+			b = append(append(b, p.release.successor...), 0)
+		}
 		u(uint64(p.held))
 		at(p.heldUntil)
 	}

@@ -1,0 +1,383 @@
+package run
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/headlease/headlease/fence"
+	"github.com/headlease/headlease/global/campaign"
+	"github.com/headlease/headlease/global/register"
+	"github.com/headlease/headlease/internal/clock"
+	"github.com/headlease/headlease/internal/instant"
+	pb "github.com/headlease/headlease/proto/headlease/v1"
+	"github.com/headlease/headlease/region/state"
+)
+
+// Voter is a voter, the own one or a remote one.
+type Voter interface {
+	Prepare(ctx context.Context, req *pb.PrepareRequest) (*pb.PrepareResponse, error)
+	Accept(ctx context.Context, req *pb.AcceptRequest) (*pb.AcceptResponse, error)
+}
+
+// Remote reaches the voters of other regions and the witnesses by their id.
+type Remote interface {
+	// Voter returns the voter, or nil if it is not configured here.
+	Voter(id string) Voter
+	// RTT is the measured round-trip time; zero: not measured.
+	RTT(id string) time.Duration
+}
+
+// Raft commits commands of the region.
+type Raft interface {
+	ProposeUrgent(ctx context.Context, cmd *pb.Command) (*pb.CommandResult, error)
+	PulseFresh(now instant.Instant) bool
+	View() state.View
+}
+
+// Heads is told of the region's head leases; it must not block.
+type Heads interface {
+	Held(partition string, epoch fence.Epoch, until instant.Instant)
+	Lapsed(partition string, epoch fence.Epoch)
+}
+
+// Config of a Shell; all fields but Logger and Poll are needed.
+type Config struct {
+	Region string
+	Own    Voter
+	Remote Remote
+	Raft   Raft
+	Heads  Heads
+	// Verdict is the own detector's, a hint.
+	Verdict func(region string) register.Verdict
+	Clock   clock.Clock
+	// Rho bounds the rates of all clocks in the cluster.
+	Rho  float64
+	Rand campaign.Rand
+	// NeverApplied reports whether a proposal's error means that the command
+	// surely did not and will not take effect.
+	NeverApplied func(error) bool
+	// Poll is how often verdicts and the pulse are looked at; default 100 ms.
+	Poll   time.Duration
+	Logger *slog.Logger
+}
+
+// Shell runs the campaigns of a region. It is safe for concurrent use.
+type Shell struct {
+	cfg  Config
+	base context.Context
+	stop context.CancelFunc
+	wake chan struct{}
+	work sync.WaitGroup
+
+	mu       sync.Mutex
+	closed   bool
+	term     uint64
+	leader   *campaign.Leader // nil: not leading, or not configured yet
+	ctx      context.Context  // of the term
+	cancel   context.CancelFunc
+	config   *pb.ClusterConfiguration
+	self     register.Region
+	verdicts map[string]register.Verdict
+	stale    bool
+	lives    map[string]life
+}
+
+// New returns a shell that leads nothing yet.
+func New(cfg Config) *Shell {
+	if cfg.Poll == 0 {
+		cfg.Poll = 100 * time.Millisecond
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	base, stop := context.WithCancel(context.Background())
+	return &Shell{cfg: cfg, base: base, stop: stop, wake: make(chan struct{}, 1)}
+}
+
+// Begin makes the proposer of a term from the view at its first own entry. It
+// is called from the FSM goroutine.
+func (s *Shell) Begin(term uint64, view state.View) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.end()
+	if s.closed {
+		return
+	}
+	s.term = term
+	s.ctx, s.cancel = context.WithCancel(s.base)
+	s.build(view)
+}
+
+// build makes the proposer if the region is configured. s.mu is held.
+func (s *Shell) build(view state.View) {
+	conf := view.Configuration()
+	if conf == nil || !view.Initialised() {
+		return
+	}
+	s.config = conf
+	s.self = register.Region{Name: view.Region(), Incarnation: view.Incarnation()}
+	c := campaign.Config{
+		Self: s.self, OwnVoter: "region/" + s.self.Name,
+		D: time.Duration(conf.GetDNs()), Rho: s.cfg.Rho, Rand: s.cfg.Rand,
+	}
+	for _, v := range conf.GetVoters() {
+		c.Voters = append(c.Voters, campaign.Voter{
+			ID: v.GetId(), Incarnation: register.Incarnation(v.GetIncarnation()), Witness: isWitness(v.GetId()),
+		})
+	}
+	var own []campaign.Own
+	for _, spec := range conf.GetPartitions() {
+		c.Partitions = append(c.Partitions, campaign.Partition{Name: spec.GetName(), Prefer: spec.GetPrefer()})
+		p, _ := view.Partition(spec.GetName())
+		o := campaign.Own{Record: p.Register, Floor: max(p.Epoch, p.Dropped)}
+		if p.Live() {
+			o.Live = p.Epoch
+		}
+		own = append(own, o)
+	}
+	leader, err := campaign.New(c, own, s.cfg.Clock.Now())
+	if err != nil {
+		s.cfg.Logger.Error("this region cannot campaign under its configuration", "error", err)
+		return
+	}
+	s.leader = leader
+	s.verdicts = map[string]register.Verdict{}
+	s.stale = false
+	s.lives = livesOf(view)
+	s.kick()
+}
+
+// Deposed ends a term.
+func (s *Shell) Deposed(term uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.term <= term {
+		s.end()
+	}
+}
+
+// end forgets the term. s.mu is held.
+func (s *Shell) end() {
+	if s.cancel != nil {
+		s.cancel()
+	}
+	s.term, s.leader, s.ctx, s.cancel = 0, nil, nil, nil
+}
+
+// Applied feeds the events of an applied entry, in order, from the FSM
+// goroutine.
+func (s *Shell) Applied(events []state.Event) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.term == 0 {
+		return
+	}
+	for _, e := range events {
+		switch e := e.(type) {
+		case state.Configured:
+			s.build(s.cfg.Raft.View())
+		case state.RegisterChanged:
+			if s.leader != nil {
+				s.perform(s.leader.RegisterChanged(s.cfg.Clock.Now(), e.Partition, e.Record))
+			}
+		}
+	}
+}
+
+// ClockGap ends the term's proposer and begins it anew: after a freeze or a
+// clock step nothing that was measured before counts [F19].
+func (s *Shell) ClockGap() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.leader == nil {
+		return
+	}
+	for _, st := range s.leader.Explain(s.cfg.Clock.Now()) {
+		if st.Held != 0 {
+			s.cfg.Heads.Lapsed(st.Partition, st.Held)
+		}
+	}
+	s.leader = nil
+	s.cancel()
+	s.ctx, s.cancel = context.WithCancel(s.base)
+	s.build(s.cfg.Raft.View())
+}
+
+// Explain says what goes on per partition; nil while this server does not
+// lead.
+func (s *Shell) Explain() []campaign.Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.leader == nil {
+		return nil
+	}
+	return s.leader.Explain(s.cfg.Clock.Now())
+}
+
+// Run drives the clock until ctx ends, then ends the term and waits for its
+// goroutines.
+func (s *Shell) Run(ctx context.Context) error {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			s.mu.Lock()
+			s.closed = true
+			s.end()
+			s.mu.Unlock()
+			s.stop()
+			s.work.Wait()
+			return nil
+		case <-timer.C:
+		case <-s.wake:
+		}
+		timer.Reset(s.tick())
+	}
+}
+
+// tick does what is due and returns how long nothing is.
+func (s *Shell) tick() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.leader == nil {
+		return s.cfg.Poll
+	}
+	now := s.cfg.Clock.Now()
+	s.look(now)
+	for _, spec := range s.config.GetPartitions() {
+		for _, region := range spec.GetPrefer() {
+			if v := s.cfg.Verdict(region); v != s.verdicts[region] && region != s.self.Name {
+				s.verdicts[region] = v
+				s.perform(s.leader.Suspicion(now, region, v))
+			}
+		}
+	}
+	s.perform(s.leader.Tick(now))
+	return min(s.cfg.Poll, max(0, s.leader.Next().Sub(now)))
+}
+
+// look tells the leader when the pulse turns stale or fresh. s.mu is held.
+func (s *Shell) look(now instant.Instant) {
+	if stale := !s.cfg.Raft.PulseFresh(now); stale != s.stale {
+		s.stale = stale
+		s.perform(s.leader.PulseStale(now, stale))
+	}
+}
+
+func (s *Shell) kick() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// step feeds one input to the leader of the term it belongs to.
+func (s *Shell) step(term uint64, input func(l *campaign.Leader, now instant.Instant) []campaign.Effect) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.leader == nil || s.term != term {
+		return
+	}
+	now := s.cfg.Clock.Now()
+	s.look(now)
+	s.perform(input(s.leader, now))
+	s.kick() // Next may have come nearer
+}
+
+// perform carries out effects in their order. s.mu is held.
+func (s *Shell) perform(effects []campaign.Effect) {
+	for _, e := range effects {
+		switch e := e.(type) {
+		case campaign.SendPrepare:
+			req := &pb.PrepareRequest{Header: s.header(e.Round), Ballot: e.Ballot.Proto(), Dry: e.Dry, Partitions: e.Partitions}
+			s.send(e.Voter, e.Round, func(ctx context.Context, v Voter) (answered, error) {
+				res, err := v.Prepare(ctx, req)
+				return prepareAnswer(res), err
+			})
+		case campaign.SendAccept:
+			req := &pb.AcceptRequest{Header: s.header(e.Round)}
+			for _, it := range e.Items {
+				req.Items = append(req.Items, &pb.AcceptItem{Partition: it.Partition, Ballot: it.Ballot.Proto(), Value: it.Value.Proto()})
+			}
+			s.send(e.Voter, e.Round, func(ctx context.Context, v Voter) (answered, error) {
+				res, err := v.Accept(ctx, req)
+				return acceptAnswer(res), err
+			})
+		case campaign.Reserve:
+			s.propose(&pb.Command{Term: s.term, Kind: &pb.Command_ReserveBallot{ReserveBallot: &pb.ReserveBallotCommand{Above: e.Above}}},
+				func(l *campaign.Leader, now instant.Instant, res *pb.CommandResult) []campaign.Effect {
+					return l.Reserved(now, e.ID, register.BallotOf(res.GetReserved().GetBallot()))
+				},
+				func(l *campaign.Leader, now instant.Instant) []campaign.Effect { return l.ReserveFailed(now, e.ID) })
+		case campaign.Adopt:
+			s.cfg.Logger.Info("promoted", "partition", e.Partition, "epoch", e.Epoch, "ballot", e.Ballot.String())
+			s.propose(&pb.Command{Term: s.term, Kind: &pb.Command_Adopt{Adopt: &pb.AdoptCommand{
+				Partition: e.Partition, Epoch: uint32(e.Epoch), Ballot: e.Ballot.Proto(),
+			}}},
+				func(l *campaign.Leader, now instant.Instant, _ *pb.CommandResult) []campaign.Effect {
+					return l.Adopted(now, e.Partition, e.Epoch)
+				},
+				func(l *campaign.Leader, now instant.Instant) []campaign.Effect {
+					return l.AdoptFailed(now, e.Partition, e.Epoch)
+				})
+		case campaign.Drop:
+			s.cfg.Logger.Warn("dropping an epoch that another owner or a higher epoch has ended", "partition", e.Partition, "epoch", e.Epoch)
+			s.propose(&pb.Command{Term: s.term, Kind: &pb.Command_Drop{Drop: &pb.DropCommand{Partition: e.Partition, Epoch: uint32(e.Epoch)}}},
+				func(l *campaign.Leader, now instant.Instant, _ *pb.CommandResult) []campaign.Effect {
+					return l.Dropped(now, e.Partition, e.Epoch)
+				},
+				func(l *campaign.Leader, now instant.Instant) []campaign.Effect {
+					return l.DropFailed(now, e.Partition, e.Epoch)
+				})
+		case campaign.Held:
+			s.cfg.Heads.Held(e.Partition, e.Epoch, e.Until)
+		case campaign.Lapsed:
+			s.cfg.Logger.Warn("head lease lapsed", "partition", e.Partition, "epoch", e.Epoch)
+			s.cfg.Heads.Lapsed(e.Partition, e.Epoch)
+		}
+	}
+}
+
+func (s *Shell) header(round uint64) *pb.VoteHeader {
+	return &pb.VoteHeader{
+		ClusterId: s.config.GetClusterId(), ConfigVersion: s.config.GetVersion(),
+		Candidate: s.self.Name, CandidateIncarnation: uint64(s.self.Incarnation), Round: round,
+	}
+}
+
+// propose commits a command in a goroutine of the term. An unknown outcome is
+// told to nobody: it comes with the end of the term.
+func (s *Shell) propose(cmd *pb.Command,
+	done func(*campaign.Leader, instant.Instant, *pb.CommandResult) []campaign.Effect,
+	failed func(*campaign.Leader, instant.Instant) []campaign.Effect,
+) {
+	term, ctx := s.term, s.ctx
+	s.work.Go(func() {
+		res, err := s.cfg.Raft.ProposeUrgent(ctx, cmd)
+		switch {
+		case err == nil && res.GetError() == nil:
+			s.step(term, func(l *campaign.Leader, now instant.Instant) []campaign.Effect { return done(l, now, res) })
+		case err == nil, s.cfg.NeverApplied(err):
+			if err == nil {
+				s.cfg.Logger.Warn("command refused", "command", protoName(cmd), "reason", res.GetError())
+			}
+			s.step(term, failed)
+		case !errors.Is(err, context.Canceled):
+			s.cfg.Logger.Warn("command with unknown outcome", "command", protoName(cmd), "error", err)
+		}
+	})
+}
+
+func protoName(cmd *pb.Command) string {
+	r := cmd.ProtoReflect()
+	if f := r.WhichOneof(r.Descriptor().Oneofs().ByName("kind")); f != nil {
+		return string(f.Name())
+	}
+	return string(proto.MessageName(cmd))
+}
