@@ -185,16 +185,189 @@ func (x *Fault) GetExpiresMs() int64 {
 	return 0
 }
 
+// DiskFault applies to this process's stores.
+type DiskFault struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// The store meant, such as "log" or "register"; empty for all.
+	Store string `protobuf:"bytes,2,opt,name=store,proto3" json:"store,omitempty"`
+	// Every operation hangs until the fault ends.
+	Stall   bool  `protobuf:"varint,3,opt,name=stall,proto3" json:"stall,omitempty"`
+	DelayMs int64 `protobuf:"varint,4,opt,name=delay_ms,json=delayMs,proto3" json:"delay_ms,omitempty"`
+	// Every operation fails as on a broken disk.
+	Error bool `protobuf:"varint,5,opt,name=error,proto3" json:"error,omitempty"`
+	// Every operation fails as on a full disk.
+	Full          bool  `protobuf:"varint,6,opt,name=full,proto3" json:"full,omitempty"`
+	ExpiresMs     int64 `protobuf:"varint,7,opt,name=expires_ms,json=expiresMs,proto3" json:"expires_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DiskFault) Reset() {
+	*x = DiskFault{}
+	mi := &file_headlease_v1_fault_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DiskFault) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DiskFault) ProtoMessage() {}
+
+func (x *DiskFault) ProtoReflect() protoreflect.Message {
+	mi := &file_headlease_v1_fault_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DiskFault.ProtoReflect.Descriptor instead.
+func (*DiskFault) Descriptor() ([]byte, []int) {
+	return file_headlease_v1_fault_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *DiskFault) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *DiskFault) GetStore() string {
+	if x != nil {
+		return x.Store
+	}
+	return ""
+}
+
+func (x *DiskFault) GetStall() bool {
+	if x != nil {
+		return x.Stall
+	}
+	return false
+}
+
+func (x *DiskFault) GetDelayMs() int64 {
+	if x != nil {
+		return x.DelayMs
+	}
+	return 0
+}
+
+func (x *DiskFault) GetError() bool {
+	if x != nil {
+		return x.Error
+	}
+	return false
+}
+
+func (x *DiskFault) GetFull() bool {
+	if x != nil {
+		return x.Full
+	}
+	return false
+}
+
+func (x *DiskFault) GetExpiresMs() int64 {
+	if x != nil {
+		return x.ExpiresMs
+	}
+	return 0
+}
+
+// ClockFault applies to this process's lease clock. What the clock has gained
+// or lost stays when the fault ends.
+type ClockFault struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Moves the clock once; negative: it stands for that long.
+	StepMs int64 `protobuf:"varint,2,opt,name=step_ms,json=stepMs,proto3" json:"step_ms,omitempty"`
+	// 0.01 makes it fast by 1 %, -0.01 slow.
+	Rate          float64 `protobuf:"fixed64,3,opt,name=rate,proto3" json:"rate,omitempty"`
+	ExpiresMs     int64   `protobuf:"varint,4,opt,name=expires_ms,json=expiresMs,proto3" json:"expires_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClockFault) Reset() {
+	*x = ClockFault{}
+	mi := &file_headlease_v1_fault_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClockFault) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClockFault) ProtoMessage() {}
+
+func (x *ClockFault) ProtoReflect() protoreflect.Message {
+	mi := &file_headlease_v1_fault_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClockFault.ProtoReflect.Descriptor instead.
+func (*ClockFault) Descriptor() ([]byte, []int) {
+	return file_headlease_v1_fault_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ClockFault) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *ClockFault) GetStepMs() int64 {
+	if x != nil {
+		return x.StepMs
+	}
+	return 0
+}
+
+func (x *ClockFault) GetRate() float64 {
+	if x != nil {
+		return x.Rate
+	}
+	return 0
+}
+
+func (x *ClockFault) GetExpiresMs() int64 {
+	if x != nil {
+		return x.ExpiresMs
+	}
+	return 0
+}
+
+// SetFaultsRequest sets all of its faults or, if one is wrong, none. A fault
+// takes the place of the one with its id.
 type SetFaultsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Faults        []*Fault               `protobuf:"bytes,1,rep,name=faults,proto3" json:"faults,omitempty"`
+	DiskFaults    []*DiskFault           `protobuf:"bytes,2,rep,name=disk_faults,json=diskFaults,proto3" json:"disk_faults,omitempty"`
+	ClockFaults   []*ClockFault          `protobuf:"bytes,3,rep,name=clock_faults,json=clockFaults,proto3" json:"clock_faults,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SetFaultsRequest) Reset() {
 	*x = SetFaultsRequest{}
-	mi := &file_headlease_v1_fault_proto_msgTypes[1]
+	mi := &file_headlease_v1_fault_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -206,7 +379,7 @@ func (x *SetFaultsRequest) String() string {
 func (*SetFaultsRequest) ProtoMessage() {}
 
 func (x *SetFaultsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_fault_proto_msgTypes[1]
+	mi := &file_headlease_v1_fault_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -219,12 +392,26 @@ func (x *SetFaultsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetFaultsRequest.ProtoReflect.Descriptor instead.
 func (*SetFaultsRequest) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_fault_proto_rawDescGZIP(), []int{1}
+	return file_headlease_v1_fault_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *SetFaultsRequest) GetFaults() []*Fault {
 	if x != nil {
 		return x.Faults
+	}
+	return nil
+}
+
+func (x *SetFaultsRequest) GetDiskFaults() []*DiskFault {
+	if x != nil {
+		return x.DiskFaults
+	}
+	return nil
+}
+
+func (x *SetFaultsRequest) GetClockFaults() []*ClockFault {
+	if x != nil {
+		return x.ClockFaults
 	}
 	return nil
 }
@@ -237,7 +424,7 @@ type SetFaultsResponse struct {
 
 func (x *SetFaultsResponse) Reset() {
 	*x = SetFaultsResponse{}
-	mi := &file_headlease_v1_fault_proto_msgTypes[2]
+	mi := &file_headlease_v1_fault_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -249,7 +436,7 @@ func (x *SetFaultsResponse) String() string {
 func (*SetFaultsResponse) ProtoMessage() {}
 
 func (x *SetFaultsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_fault_proto_msgTypes[2]
+	mi := &file_headlease_v1_fault_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -262,7 +449,7 @@ func (x *SetFaultsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetFaultsResponse.ProtoReflect.Descriptor instead.
 func (*SetFaultsResponse) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_fault_proto_rawDescGZIP(), []int{2}
+	return file_headlease_v1_fault_proto_rawDescGZIP(), []int{4}
 }
 
 type ClearFaultsRequest struct {
@@ -275,7 +462,7 @@ type ClearFaultsRequest struct {
 
 func (x *ClearFaultsRequest) Reset() {
 	*x = ClearFaultsRequest{}
-	mi := &file_headlease_v1_fault_proto_msgTypes[3]
+	mi := &file_headlease_v1_fault_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -287,7 +474,7 @@ func (x *ClearFaultsRequest) String() string {
 func (*ClearFaultsRequest) ProtoMessage() {}
 
 func (x *ClearFaultsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_fault_proto_msgTypes[3]
+	mi := &file_headlease_v1_fault_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -300,7 +487,7 @@ func (x *ClearFaultsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearFaultsRequest.ProtoReflect.Descriptor instead.
 func (*ClearFaultsRequest) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_fault_proto_rawDescGZIP(), []int{3}
+	return file_headlease_v1_fault_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ClearFaultsRequest) GetIds() []string {
@@ -318,7 +505,7 @@ type ClearFaultsResponse struct {
 
 func (x *ClearFaultsResponse) Reset() {
 	*x = ClearFaultsResponse{}
-	mi := &file_headlease_v1_fault_proto_msgTypes[4]
+	mi := &file_headlease_v1_fault_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -330,7 +517,7 @@ func (x *ClearFaultsResponse) String() string {
 func (*ClearFaultsResponse) ProtoMessage() {}
 
 func (x *ClearFaultsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_fault_proto_msgTypes[4]
+	mi := &file_headlease_v1_fault_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -343,7 +530,7 @@ func (x *ClearFaultsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearFaultsResponse.ProtoReflect.Descriptor instead.
 func (*ClearFaultsResponse) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_fault_proto_rawDescGZIP(), []int{4}
+	return file_headlease_v1_fault_proto_rawDescGZIP(), []int{6}
 }
 
 type ListFaultsRequest struct {
@@ -354,7 +541,7 @@ type ListFaultsRequest struct {
 
 func (x *ListFaultsRequest) Reset() {
 	*x = ListFaultsRequest{}
-	mi := &file_headlease_v1_fault_proto_msgTypes[5]
+	mi := &file_headlease_v1_fault_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -366,7 +553,7 @@ func (x *ListFaultsRequest) String() string {
 func (*ListFaultsRequest) ProtoMessage() {}
 
 func (x *ListFaultsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_fault_proto_msgTypes[5]
+	mi := &file_headlease_v1_fault_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -379,19 +566,22 @@ func (x *ListFaultsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFaultsRequest.ProtoReflect.Descriptor instead.
 func (*ListFaultsRequest) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_fault_proto_rawDescGZIP(), []int{5}
+	return file_headlease_v1_fault_proto_rawDescGZIP(), []int{7}
 }
 
+// ListFaultsResponse has what is in force; expires_ms is the time left.
 type ListFaultsResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Faults        []*Fault               `protobuf:"bytes,1,rep,name=faults,proto3" json:"faults,omitempty"`
+	DiskFaults    []*DiskFault           `protobuf:"bytes,2,rep,name=disk_faults,json=diskFaults,proto3" json:"disk_faults,omitempty"`
+	ClockFaults   []*ClockFault          `protobuf:"bytes,3,rep,name=clock_faults,json=clockFaults,proto3" json:"clock_faults,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListFaultsResponse) Reset() {
 	*x = ListFaultsResponse{}
-	mi := &file_headlease_v1_fault_proto_msgTypes[6]
+	mi := &file_headlease_v1_fault_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -403,7 +593,7 @@ func (x *ListFaultsResponse) String() string {
 func (*ListFaultsResponse) ProtoMessage() {}
 
 func (x *ListFaultsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_fault_proto_msgTypes[6]
+	mi := &file_headlease_v1_fault_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -416,12 +606,26 @@ func (x *ListFaultsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFaultsResponse.ProtoReflect.Descriptor instead.
 func (*ListFaultsResponse) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_fault_proto_rawDescGZIP(), []int{6}
+	return file_headlease_v1_fault_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ListFaultsResponse) GetFaults() []*Fault {
 	if x != nil {
 		return x.Faults
+	}
+	return nil
+}
+
+func (x *ListFaultsResponse) GetDiskFaults() []*DiskFault {
+	if x != nil {
+		return x.DiskFaults
+	}
+	return nil
+}
+
+func (x *ListFaultsResponse) GetClockFaults() []*ClockFault {
+	if x != nil {
+		return x.ClockFaults
 	}
 	return nil
 }
@@ -440,16 +644,38 @@ const file_headlease_v1_fault_proto_rawDesc = "" +
 	"\tjitter_ms\x18\x06 \x01(\x03R\bjitterMs\x12\x12\n" +
 	"\x04loss\x18\a \x01(\x01R\x04loss\x12\x1d\n" +
 	"\n" +
-	"expires_ms\x18\b \x01(\x03R\texpiresMs\"?\n" +
+	"expires_ms\x18\b \x01(\x03R\texpiresMs\"\xab\x01\n" +
+	"\tDiskFault\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
+	"\x05store\x18\x02 \x01(\tR\x05store\x12\x14\n" +
+	"\x05stall\x18\x03 \x01(\bR\x05stall\x12\x19\n" +
+	"\bdelay_ms\x18\x04 \x01(\x03R\adelayMs\x12\x14\n" +
+	"\x05error\x18\x05 \x01(\bR\x05error\x12\x12\n" +
+	"\x04full\x18\x06 \x01(\bR\x04full\x12\x1d\n" +
+	"\n" +
+	"expires_ms\x18\a \x01(\x03R\texpiresMs\"h\n" +
+	"\n" +
+	"ClockFault\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x17\n" +
+	"\astep_ms\x18\x02 \x01(\x03R\x06stepMs\x12\x12\n" +
+	"\x04rate\x18\x03 \x01(\x01R\x04rate\x12\x1d\n" +
+	"\n" +
+	"expires_ms\x18\x04 \x01(\x03R\texpiresMs\"\xb6\x01\n" +
 	"\x10SetFaultsRequest\x12+\n" +
-	"\x06faults\x18\x01 \x03(\v2\x13.headlease.v1.FaultR\x06faults\"\x13\n" +
+	"\x06faults\x18\x01 \x03(\v2\x13.headlease.v1.FaultR\x06faults\x128\n" +
+	"\vdisk_faults\x18\x02 \x03(\v2\x17.headlease.v1.DiskFaultR\n" +
+	"diskFaults\x12;\n" +
+	"\fclock_faults\x18\x03 \x03(\v2\x18.headlease.v1.ClockFaultR\vclockFaults\"\x13\n" +
 	"\x11SetFaultsResponse\"&\n" +
 	"\x12ClearFaultsRequest\x12\x10\n" +
 	"\x03ids\x18\x01 \x03(\tR\x03ids\"\x15\n" +
 	"\x13ClearFaultsResponse\"\x13\n" +
-	"\x11ListFaultsRequest\"A\n" +
+	"\x11ListFaultsRequest\"\xb8\x01\n" +
 	"\x12ListFaultsResponse\x12+\n" +
-	"\x06faults\x18\x01 \x03(\v2\x13.headlease.v1.FaultR\x06faults*`\n" +
+	"\x06faults\x18\x01 \x03(\v2\x13.headlease.v1.FaultR\x06faults\x128\n" +
+	"\vdisk_faults\x18\x02 \x03(\v2\x17.headlease.v1.DiskFaultR\n" +
+	"diskFaults\x12;\n" +
+	"\fclock_faults\x18\x03 \x03(\v2\x18.headlease.v1.ClockFaultR\vclockFaults*`\n" +
 	"\x05Plane\x12\x15\n" +
 	"\x11PLANE_UNSPECIFIED\x10\x00\x12\r\n" +
 	"\tPLANE_API\x10\x01\x12\x0f\n" +
@@ -476,32 +702,38 @@ func file_headlease_v1_fault_proto_rawDescGZIP() []byte {
 }
 
 var file_headlease_v1_fault_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_headlease_v1_fault_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
+var file_headlease_v1_fault_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_headlease_v1_fault_proto_goTypes = []any{
 	(Plane)(0),                  // 0: headlease.v1.Plane
 	(*Fault)(nil),               // 1: headlease.v1.Fault
-	(*SetFaultsRequest)(nil),    // 2: headlease.v1.SetFaultsRequest
-	(*SetFaultsResponse)(nil),   // 3: headlease.v1.SetFaultsResponse
-	(*ClearFaultsRequest)(nil),  // 4: headlease.v1.ClearFaultsRequest
-	(*ClearFaultsResponse)(nil), // 5: headlease.v1.ClearFaultsResponse
-	(*ListFaultsRequest)(nil),   // 6: headlease.v1.ListFaultsRequest
-	(*ListFaultsResponse)(nil),  // 7: headlease.v1.ListFaultsResponse
+	(*DiskFault)(nil),           // 2: headlease.v1.DiskFault
+	(*ClockFault)(nil),          // 3: headlease.v1.ClockFault
+	(*SetFaultsRequest)(nil),    // 4: headlease.v1.SetFaultsRequest
+	(*SetFaultsResponse)(nil),   // 5: headlease.v1.SetFaultsResponse
+	(*ClearFaultsRequest)(nil),  // 6: headlease.v1.ClearFaultsRequest
+	(*ClearFaultsResponse)(nil), // 7: headlease.v1.ClearFaultsResponse
+	(*ListFaultsRequest)(nil),   // 8: headlease.v1.ListFaultsRequest
+	(*ListFaultsResponse)(nil),  // 9: headlease.v1.ListFaultsResponse
 }
 var file_headlease_v1_fault_proto_depIdxs = []int32{
-	0, // 0: headlease.v1.Fault.plane:type_name -> headlease.v1.Plane
-	1, // 1: headlease.v1.SetFaultsRequest.faults:type_name -> headlease.v1.Fault
-	1, // 2: headlease.v1.ListFaultsResponse.faults:type_name -> headlease.v1.Fault
-	2, // 3: headlease.v1.FaultService.SetFaults:input_type -> headlease.v1.SetFaultsRequest
-	4, // 4: headlease.v1.FaultService.ClearFaults:input_type -> headlease.v1.ClearFaultsRequest
-	6, // 5: headlease.v1.FaultService.ListFaults:input_type -> headlease.v1.ListFaultsRequest
-	3, // 6: headlease.v1.FaultService.SetFaults:output_type -> headlease.v1.SetFaultsResponse
-	5, // 7: headlease.v1.FaultService.ClearFaults:output_type -> headlease.v1.ClearFaultsResponse
-	7, // 8: headlease.v1.FaultService.ListFaults:output_type -> headlease.v1.ListFaultsResponse
-	6, // [6:9] is the sub-list for method output_type
-	3, // [3:6] is the sub-list for method input_type
-	3, // [3:3] is the sub-list for extension type_name
-	3, // [3:3] is the sub-list for extension extendee
-	0, // [0:3] is the sub-list for field type_name
+	0,  // 0: headlease.v1.Fault.plane:type_name -> headlease.v1.Plane
+	1,  // 1: headlease.v1.SetFaultsRequest.faults:type_name -> headlease.v1.Fault
+	2,  // 2: headlease.v1.SetFaultsRequest.disk_faults:type_name -> headlease.v1.DiskFault
+	3,  // 3: headlease.v1.SetFaultsRequest.clock_faults:type_name -> headlease.v1.ClockFault
+	1,  // 4: headlease.v1.ListFaultsResponse.faults:type_name -> headlease.v1.Fault
+	2,  // 5: headlease.v1.ListFaultsResponse.disk_faults:type_name -> headlease.v1.DiskFault
+	3,  // 6: headlease.v1.ListFaultsResponse.clock_faults:type_name -> headlease.v1.ClockFault
+	4,  // 7: headlease.v1.FaultService.SetFaults:input_type -> headlease.v1.SetFaultsRequest
+	6,  // 8: headlease.v1.FaultService.ClearFaults:input_type -> headlease.v1.ClearFaultsRequest
+	8,  // 9: headlease.v1.FaultService.ListFaults:input_type -> headlease.v1.ListFaultsRequest
+	5,  // 10: headlease.v1.FaultService.SetFaults:output_type -> headlease.v1.SetFaultsResponse
+	7,  // 11: headlease.v1.FaultService.ClearFaults:output_type -> headlease.v1.ClearFaultsResponse
+	9,  // 12: headlease.v1.FaultService.ListFaults:output_type -> headlease.v1.ListFaultsResponse
+	10, // [10:13] is the sub-list for method output_type
+	7,  // [7:10] is the sub-list for method input_type
+	7,  // [7:7] is the sub-list for extension type_name
+	7,  // [7:7] is the sub-list for extension extendee
+	0,  // [0:7] is the sub-list for field type_name
 }
 
 func init() { file_headlease_v1_fault_proto_init() }
@@ -515,7 +747,7 @@ func file_headlease_v1_fault_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_headlease_v1_fault_proto_rawDesc), len(file_headlease_v1_fault_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   7,
+			NumMessages:   9,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -28,8 +28,9 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// FaultService sets faults in this process's own links, for drills. It exists
-// only in a process started with --drills, and obeys only an admin.
+// FaultService sets faults in this process's own links, disk and clock, for
+// drills. It exists only in a process started with --drills, and obeys only an
+// admin.
 type FaultServiceClient interface {
 	SetFaults(ctx context.Context, in *SetFaultsRequest, opts ...grpc.CallOption) (*SetFaultsResponse, error)
 	ClearFaults(ctx context.Context, in *ClearFaultsRequest, opts ...grpc.CallOption) (*ClearFaultsResponse, error)
@@ -78,8 +79,9 @@ func (c *faultServiceClient) ListFaults(ctx context.Context, in *ListFaultsReque
 // All implementations must embed UnimplementedFaultServiceServer
 // for forward compatibility.
 //
-// FaultService sets faults in this process's own links, for drills. It exists
-// only in a process started with --drills, and obeys only an admin.
+// FaultService sets faults in this process's own links, disk and clock, for
+// drills. It exists only in a process started with --drills, and obeys only an
+// admin.
 type FaultServiceServer interface {
 	SetFaults(context.Context, *SetFaultsRequest) (*SetFaultsResponse, error)
 	ClearFaults(context.Context, *ClearFaultsRequest) (*ClearFaultsResponse, error)
