@@ -22,7 +22,6 @@ package state
 
 import (
 	"errors"
-	"fmt"
 
 	"github.com/tidwall/btree"
 
@@ -229,8 +228,4 @@ func (m *Machine) editResource(r *resource) *resource {
 	c.queue = *c.queue.Copy()
 	m.resources.Set(c.name, &c)
 	return &c
-}
-
-func (m *Machine) poisonBy(format string, args ...any) {
-	m.poison = fmt.Errorf("%w: "+format, append([]any{ErrUnknownCommand}, args...)...)
 }

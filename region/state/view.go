@@ -10,8 +10,7 @@ import (
 )
 
 // View is the state at one index. It never changes and any goroutine may read
-// it. The zero View shows nothing and must not be used; a new Machine's View
-// is the empty state.
+// it. Take one from Machine.View; the zero View must not be used.
 type View struct{ r *root }
 
 // Partition is what the region keeps of a partition.
@@ -215,7 +214,7 @@ func (v View) ListLeases(prefix, after string, limit int) (page []Lease, next st
 	v.r.resources.Ascend(max(prefix, after), func(name string, r *resource) bool {
 		switch {
 		case !strings.HasPrefix(name, prefix):
-			return name < prefix
+			return false
 		case name == after && after != "", r.token == 0:
 			return true
 		case len(page) >= limit:

@@ -1,0 +1,206 @@
+package state
+
+import (
+	"fmt"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/headlease/headlease/global/register"
+	pb "github.com/headlease/headlease/proto/headlease/v1"
+)
+
+// Apply changes the state by one command of the entry at index, written in
+// term, and returns the result and what happened, in order. Owner only. The
+// caller must not change cmd afterwards.
+//
+// A refused command (result.Error set) has changed nothing, save that a
+// refused Acquire may have raised its session's lowest open request. An unknown
+// command, or one with fields that this version does not know, changes nothing
+// and poisons the machine: see Poisoned.
+func (m *Machine) Apply(index, term uint64, cmd *pb.Command) (*pb.CommandResult, []Event) {
+	if m.poison != nil {
+		return failed(errRefused("the state machine is stopped: " + m.poison.Error())), nil
+	}
+	if m.poison = unknown(index, cmd); m.poison != nil {
+		return &pb.CommandResult{}, nil
+	}
+	m.view = nil
+	m.applied = max(m.applied, index)
+	if e := m.admit(term, cmd); e != nil {
+		return failed(e), nil
+	}
+	m.events = nil
+	res := m.dispatch(index, term, cmd)
+	events := m.events
+	m.events = nil
+	return res, events
+}
+
+// unknown returns why this version cannot apply cmd, or nil.
+func unknown(index uint64, cmd *pb.Command) error {
+	if cmd.GetKind() == nil {
+		return fmt.Errorf("%w: entry %d: a command of a kind unknown here", ErrUnknownCommand, index)
+	}
+	if hasUnknownFields(cmd) {
+		return fmt.Errorf("%w: entry %d: %T with a field unknown here", ErrUnknownCommand, index, cmd.GetKind())
+	}
+	return nil
+}
+
+// admit checks what holds for all commands: the term and that there is a
+// region.
+func (m *Machine) admit(term uint64, cmd *pb.Command) *pb.ErrorDetail {
+	if cmd.GetTerm() != 0 && cmd.GetTerm() != term {
+		return errWrongTerm(term) // a deposed leader's, under its successor [F2 H4]
+	}
+	initialised := m.incarnation != 0
+	switch cmd.GetKind().(type) {
+	case *pb.Command_BeginTerm:
+		return needTerm(cmd)
+	case *pb.Command_Pulse, *pb.Command_InitRegion:
+		return nil
+	case *pb.Command_Promise, *pb.Command_Accepted, *pb.Command_Adopt, *pb.Command_Drop, *pb.Command_RecordVoters,
+		*pb.Command_Expire, *pb.Command_Revoke, *pb.Command_EndRevocation:
+		if e := needTerm(cmd); e != nil {
+			return e
+		}
+	}
+	if !initialised {
+		return errUninitialised()
+	}
+	return nil
+}
+
+// needTerm refuses a command that rests on the leader's clocks, detector or
+// judgement and does not say in which term they were read.
+func needTerm(cmd *pb.Command) *pb.ErrorDetail {
+	if cmd.GetTerm() == 0 {
+		return errInvalid("term", "stamp the command with the leader's term: it rests on that leader's clocks or judgement")
+	}
+	return nil
+}
+
+func (m *Machine) dispatch(index, term uint64, cmd *pb.Command) *pb.CommandResult {
+	switch k := cmd.GetKind().(type) {
+	case *pb.Command_BeginTerm:
+		m.emit(TermBegun{Term: term, Index: index, Server: k.BeginTerm.GetServer()})
+	case *pb.Command_Pulse:
+		m.pulse = max(m.pulse, index)
+		m.emit(PulseCommitted{Index: index})
+	case *pb.Command_InitRegion:
+		return m.initRegion(k.InitRegion)
+	case *pb.Command_Configure:
+		return m.configure(k.Configure.GetConfiguration())
+	case *pb.Command_ReserveBallot:
+		return m.reserveBallot(k.ReserveBallot.GetAbove())
+	case *pb.Command_Promise:
+		return m.promise(k.Promise)
+	case *pb.Command_Accepted:
+		return m.accepted(k.Accepted)
+	case *pb.Command_Adopt:
+		return m.adopt(k.Adopt)
+	case *pb.Command_Drop:
+		return m.drop(k.Drop)
+	case *pb.Command_RecordVoters:
+		return m.recordVoters(k.RecordVoters)
+	case *pb.Command_OpenSession:
+		return m.openSession(k.OpenSession)
+	case *pb.Command_CloseSession:
+		m.endSessions([]string{k.CloseSession.GetSessionId()}, EndClosed)
+	case *pb.Command_Expire:
+		m.endSessions(k.Expire.GetSessionIds(), EndExpired)
+	case *pb.Command_Acquire:
+		return m.acquire(k.Acquire)
+	case *pb.Command_Cancel:
+		return m.cancel(k.Cancel)
+	case *pb.Command_Release:
+		return m.release(k.Release)
+	case *pb.Command_Revoke:
+		return m.revoke(k.Revoke)
+	case *pb.Command_EndRevocation:
+		return m.endRevocation(k.EndRevocation)
+	}
+	return &pb.CommandResult{}
+}
+
+// initRegion gives the region's data its incarnation, once [F4].
+func (m *Machine) initRegion(c *pb.InitRegionCommand) *pb.CommandResult {
+	done := func(already bool) *pb.CommandResult {
+		return &pb.CommandResult{Kind: &pb.CommandResult_Init{Init: &pb.InitRegionResult{
+			Incarnation: uint64(m.incarnation), Already: already,
+		}}}
+	}
+	switch {
+	case c.GetRegion() == "" || len(c.GetRegion()) > maxName:
+		return failed(errInvalid("region", fmt.Sprintf("name the region in 1 to %d bytes", maxName)))
+	case c.GetIncarnation() == 0:
+		return failed(errInvalid("incarnation", "choose a random one that is not zero"))
+	case m.incarnation == 0:
+		m.region, m.incarnation = c.GetRegion(), register.Incarnation(c.GetIncarnation())
+		m.emit(Initialised{Region: m.region, Incarnation: m.incarnation})
+		return done(false)
+	case m.region != c.GetRegion():
+		return failed(errRefused(fmt.Sprintf("this is the data of region %q, not of %q; start the server with its own data directory", m.region, c.GetRegion())))
+	}
+	return done(true)
+}
+
+// configure takes configuration 1, once; taking it again changes nothing.
+func (m *Machine) configure(c *pb.ClusterConfiguration) *pb.CommandResult {
+	done := func(already bool) *pb.CommandResult {
+		return &pb.CommandResult{Kind: &pb.CommandResult_Configure{Configure: &pb.ConfigureResult{Already: already}}}
+	}
+	if cur := m.configuration; cur != nil {
+		switch {
+		case cur.GetClusterId() != c.GetClusterId():
+			return failed(errOtherCluster(cur))
+		case proto.Equal(cur, c):
+			return done(true)
+		}
+		return failed(errRefused(fmt.Sprintf("configuration %d is in force and differs from the one given (version %d)", cur.GetVersion(), c.GetVersion())))
+	}
+	if e := checkConfiguration(c); e != nil {
+		return failed(e)
+	}
+	m.configuration = proto.CloneOf(c)
+	for _, s := range m.configuration.GetPartitions() {
+		m.partitions.Set(s.GetName(), &partition{gen: m.gen, name: s.GetName(), phase: pb.PartitionPhase_PARTITION_PHASE_ABSENT})
+	}
+	m.emit(Configured{Configuration: m.configuration})
+	return done(false)
+}
+
+// maxName bounds the names of regions, partitions, voters, sessions and
+// clients, in bytes; maxResource those of resources; maxConfiguration the
+// encoded configuration.
+const (
+	maxName          = 256
+	maxResource      = 300
+	maxConfiguration = 4 << 20
+)
+
+// checkConfiguration checks what the state rests on; global/config checks the
+// rest before it is proposed.
+func checkConfiguration(c *pb.ClusterConfiguration) *pb.ErrorDetail {
+	switch {
+	case c.GetClusterId() == "":
+		return errInvalid("configuration.cluster_id", "init makes a random one")
+	case c.GetVersion() != 1:
+		return errInvalid("configuration.version", "a region without configuration takes version 1")
+	case proto.Size(c) > maxConfiguration:
+		return errInvalid("configuration", fmt.Sprintf("keep it under %d bytes", maxConfiguration))
+	case len(c.GetPartitions()) > MaxPartitions:
+		return errInvalid("configuration.partitions", fmt.Sprintf("use at most %d partitions", MaxPartitions))
+	}
+	names := make(map[string]struct{}, len(c.GetPartitions()))
+	for _, p := range c.GetPartitions() {
+		if p.GetName() == "" || len(p.GetName()) > maxName {
+			return errInvalid("configuration.partitions", fmt.Sprintf("name each partition in 1 to %d bytes", maxName))
+		}
+		if _, twice := names[p.GetName()]; twice {
+			return errInvalid("configuration.partitions", fmt.Sprintf("name %q is given twice", p.GetName()))
+		}
+		names[p.GetName()] = struct{}{}
+	}
+	return nil
+}

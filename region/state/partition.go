@@ -1,0 +1,156 @@
+package state
+
+import (
+	"fmt"
+
+	"github.com/headlease/headlease/fence"
+	"github.com/headlease/headlease/global/register"
+	pb "github.com/headlease/headlease/proto/headlease/v1"
+)
+
+const (
+	phaseAbsent   = pb.PartitionPhase_PARTITION_PHASE_ABSENT
+	phaseActive   = pb.PartitionPhase_PARTITION_PHASE_ACTIVE
+	phaseDraining = pb.PartitionPhase_PARTITION_PHASE_DRAINING
+)
+
+// RaisedReason is the reason of the revocations that an epoch's raise brings.
+const RaisedReason = "epoch raised"
+
+// adopt makes an epoch live: only after it may leases be granted.
+//
+// It is refused unless the own register still has the ballot accepted and the
+// epoch is above every epoch ever adopted or dropped here, or is the live one
+// [H7]. With it the value's own epoch is checked: a leader that was deposed
+// between its Accept and its Adopt must not bring an old epoch to life.
+func (m *Machine) adopt(c *pb.AdoptCommand) *pb.CommandResult {
+	p, ok := m.partitions.Get(c.GetPartition())
+	if !ok {
+		return failed(errUnknownPartition(c.GetPartition()))
+	}
+	epoch := fence.Epoch(c.GetEpoch())
+	if epoch == 0 || epoch > fence.MaxEpoch {
+		return failed(errInvalid("epoch", fmt.Sprintf("%d is out of range; epochs are 1 to %d", epoch, fence.MaxEpoch)))
+	}
+	if reason := m.notAdoptable(p, epoch, register.BallotOf(c.GetBallot())); reason != "" {
+		return failed(errRefused(reason))
+	}
+	if p.live() && epoch == p.epoch {
+		// The same epoch, leases and seq; a drain goes on.
+		m.emit(PartitionAdopted{Partition: p.name, Epoch: epoch, Resumed: true})
+		return &pb.CommandResult{}
+	}
+	if p.live() {
+		if epoch == p.epoch+1 {
+			m.revokeAll(p)
+		} else {
+			m.dropEpoch(p, errLapsed(p.name))
+		}
+		p, _ = m.partitions.Get(p.name)
+	}
+	p = m.editPartition(p)
+	p.epoch, p.seq, p.phase = epoch, 0, phaseActive
+	m.emit(PartitionAdopted{Partition: p.name, Epoch: epoch})
+	m.serveStalled(p.name)
+	return &pb.CommandResult{}
+}
+
+// notAdoptable returns why an epoch must not be adopted, or "".
+func (m *Machine) notAdoptable(p *partition, epoch fence.Epoch, ballot register.Ballot) string {
+	rec := p.record
+	self := register.Region{Name: m.region, Incarnation: m.incarnation}
+	switch {
+	case rec.Alarm != "":
+		return "the own register is alarmed: " + rec.Alarm
+	case ballot.IsZero() || rec.Accepted != ballot:
+		return fmt.Sprintf("the own register has accepted ballot %v, not %v", rec.Accepted, ballot)
+	case rec.Value.Owner != self:
+		return fmt.Sprintf("the own register names %q as owner, not this incarnation of %q", rec.Value.Owner.Name, m.region)
+	case rec.Value.Epoch != epoch:
+		return fmt.Sprintf("the own register has epoch %d, not %d", rec.Value.Epoch, epoch)
+	case p.live() && epoch == p.epoch:
+		return ""
+	case epoch <= p.epoch || epoch <= p.dropped:
+		return fmt.Sprintf("epoch %d is not above epoch %d, adopted or dropped here before", epoch, max(p.epoch, p.dropped))
+	}
+	return ""
+}
+
+// revokeAll marks all leases of a partition: its owner raises the epoch itself
+// [F47]. No other region owned it in between (that would have taken the next
+// epoch), so clients may still believe in the old tokens; those end as any
+// revoked lease does, when their last sent validity is over, and the resource
+// passes on under the new epoch.
+func (m *Machine) revokeAll(p *partition) {
+	for _, name := range m.resourcesOf(p.name) {
+		if r, _ := m.resources.Get(name); r.token != 0 {
+			m.markRevoked(r, RaisedReason)
+		}
+	}
+}
+
+// drop ends an epoch that another owner or a higher epoch has ended [H6].
+func (m *Machine) drop(c *pb.DropCommand) *pb.CommandResult {
+	p, ok := m.partitions.Get(c.GetPartition())
+	if !ok {
+		return failed(errUnknownPartition(c.GetPartition()))
+	}
+	epoch := fence.Epoch(c.GetEpoch())
+	switch {
+	case p.live() && epoch == p.epoch:
+		m.dropEpoch(p, m.errNotOwner(p))
+	case epoch == 0 || epoch > p.dropped:
+		return failed(errRefused(fmt.Sprintf("epoch %d is not live here: epoch %d was the last adopted, %d the last dropped", epoch, p.epoch, p.dropped)))
+	}
+	return &pb.CommandResult{} // dropped, perhaps before
+}
+
+// dropEpoch ends the live epoch with all its leases and waiters.
+func (m *Machine) dropEpoch(p *partition, told *pb.ErrorDetail) {
+	p = m.editPartition(p)
+	p.phase, p.dropped = phaseAbsent, max(p.dropped, p.epoch)
+	m.emit(PartitionDropped{Partition: p.name, Epoch: p.epoch})
+	for _, name := range m.resourcesOf(p.name) {
+		r, _ := m.resources.Get(name)
+		if r.token != 0 {
+			r = m.endLease(r, EndDropped)
+		}
+		for r.queue.Len() > 0 {
+			place, w, _ := r.queue.Min()
+			r = m.endWaiter(r, place, w, told)
+		}
+		m.discard(r)
+	}
+}
+
+// serveStalled hands over the resources of a partition whose queue could not
+// be served before.
+func (m *Machine) serveStalled(partition string) {
+	var names []string
+	m.stalled.Scan(func(name string, _ struct{}) bool {
+		if r, ok := m.resources.Get(name); ok && r.partition == partition {
+			names = append(names, name)
+		}
+		return true
+	})
+	for _, name := range names {
+		m.handOver(name)
+	}
+}
+
+// resourcesOf lists a partition's resources. It reads all of the region's: a
+// partition is dropped rarely, and an index would cost every grant.
+func (m *Machine) resourcesOf(partition string) []string {
+	var names []string
+	m.resources.Scan(func(name string, r *resource) bool {
+		if r.partition == partition {
+			names = append(names, name)
+		}
+		return true
+	})
+	return names
+}
+
+func errUnknownPartition(name string) *pb.ErrorDetail {
+	return errInvalid("partition", fmt.Sprintf("%q is not in the configuration", name))
+}
