@@ -1,0 +1,174 @@
+package lessor
+
+import (
+	"github.com/headlease/headlease/internal/instant"
+	pb "github.com/headlease/headlease/proto/headlease/v1"
+	"github.com/headlease/headlease/region/state"
+)
+
+// Applied takes the events of applied commands, in order, each once.
+func (l *Lessor) Applied(now instant.Instant, events []state.Event) {
+	l.tick(now)
+	for _, ev := range events {
+		l.apply(ev)
+	}
+	l.empty()
+}
+
+func (l *Lessor) apply(ev state.Event) {
+	switch ev := ev.(type) {
+	case state.SessionOpened:
+		s := l.open(ev.Session, l.now)
+		// The opening is an arrival; nobody waits for its check.
+		l.arrive(arrival{at: l.now, session: s, id: s.id}, false)
+	case state.SessionClosed:
+		if s, ok := l.sessions[ev.ID]; ok {
+			s.closing = true
+			l.end(s, ev.Reason)
+			l.closed = append(l.closed, s)
+		}
+	case state.LeaseGranted:
+		l.granted(ev)
+	case state.LeaseRevoked:
+		if e := l.lease(ev.Session, ev.Resource); e != nil && e.token == ev.Token && !e.revoked {
+			l.revoked(e, ev.Reason)
+		}
+	case state.LeaseEnded:
+		if e := l.lease(ev.Session, ev.Resource); e != nil && e.token == ev.Token {
+			l.ended(e, ev.Reason)
+		}
+	case state.WaiterEnqueued:
+		if s, ok := l.sessions[ev.Session]; ok {
+			l.wait(s, ev.Request, l.partition(ev.Partition))
+		}
+	case state.WaiterEnded:
+		if s, ok := l.sessions[ev.Session]; ok {
+			l.unwait(s, ev.Request)
+			if s.begun {
+				l.send(s.stream, &pb.AttachResponse{Kind: &pb.AttachResponse_Failed{Failed: &pb.RequestFailed{
+					SessionId: s.id, RequestId: ev.Request, Error: ev.Error,
+				}}})
+			}
+		}
+	case state.PartitionAdopted:
+		p := l.partition(ev.Partition)
+		p.live, p.epoch, p.push = true, ev.Epoch, nil
+	case state.PartitionDropped:
+		p := l.partition(ev.Partition)
+		p.live, p.push = false, nil
+	case state.RegisterChanged:
+		p := l.partition(ev.Partition)
+		p.d = max(p.d, ev.Record.Value.D)
+	case state.Configured:
+		l.configure(ev.Configuration)
+	case state.TermBegun, state.Initialised, state.PulseCommitted:
+	}
+}
+
+func (l *Lessor) lease(session, resource string) *lease {
+	s, ok := l.sessions[session]
+	if !ok {
+		return nil
+	}
+	return s.leases[resource]
+}
+
+// granted names a new token on the session's stream.
+func (l *Lessor) granted(ev state.LeaseGranted) {
+	s, ok := l.sessions[ev.Session]
+	if !ok {
+		return
+	}
+	l.unwait(s, ev.Request)
+	e := l.hold(s, ev.Resource, l.partition(ev.Partition), ev.Token)
+	if ev.Offered {
+		l.offer(e)
+	}
+	if !s.begun {
+		return // the first ack names it [L1]
+	}
+	g := &pb.Grant{SessionId: s.id, RequestId: ev.Request, Held: held(e)}
+	if end := l.end1(e.partition); end != nil {
+		g.Partition = end
+	}
+	l.send(s.stream, &pb.AttachResponse{Kind: &pb.AttachResponse_Grant{Grant: g}})
+}
+
+// revoked fixes when the last validity sent for the token is over, and
+// withdraws it before any later validity [F9].
+func (l *Lessor) revoked(e *lease, reason string) {
+	s := e.session
+	e.until = l.lastSent(e)
+	e.proposed = false
+	e.offer = reason == OfferExpired
+	l.unlist(e)
+	l.at(max(e.until, l.now), timer{kind: timerRevocation, lease: e})
+	if s.begun {
+		why := pb.WithdrawalReason_WITHDRAWAL_REASON_REVOKED
+		if e.offer {
+			why = pb.WithdrawalReason_WITHDRAWAL_REASON_OFFER_EXPIRED
+		}
+		l.withdraw(e, e.until, why)
+	}
+}
+
+// lastSent is the end of all validity that was ever sent for a token: the
+// earlier of the session's and the partition's part, both counted from what an
+// earlier leader may have sent [L3].
+func (l *Lessor) lastSent(e *lease) instant.Instant {
+	until := min(e.session.sendable, e.partition.sent)
+	if e.offerEnd != 0 {
+		// This leader has sent nothing beyond the offer's end [L4].
+		until = max(e.assumed, min(until, e.offerEnd))
+	}
+	return until
+}
+
+// ended withdraws a token that nobody holds any more.
+func (l *Lessor) ended(e *lease, reason state.EndReason) {
+	s, withdrawn := e.session, e.revoked
+	l.drop(e)
+	if !s.begun || withdrawn {
+		return
+	}
+	why := pb.WithdrawalReason_WITHDRAWAL_REASON_RELEASED
+	switch reason {
+	case state.EndDropped:
+		why = pb.WithdrawalReason_WITHDRAWAL_REASON_DROPPED
+	case state.EndRevoked:
+		why = pb.WithdrawalReason_WITHDRAWAL_REASON_REVOKED
+	case state.EndReleased, state.EndClosed, state.EndExpired:
+	}
+	l.withdraw(e, 0, why)
+}
+
+// end tells a session's stream that it is over.
+func (l *Lessor) end(s *session, reason state.EndReason) {
+	st := s.stream
+	if st == nil {
+		return
+	}
+	l.detach(s)
+	if l.checked {
+		l.sendEnded(st, s.id, reason.String())
+		return
+	}
+	l.arrive(arrival{at: l.now, id: s.id, stream: st}, true)
+}
+
+// empty deals with the sessions that were closed: those without leases are
+// gone, the others are emptied by more commands.
+func (l *Lessor) empty() {
+	var left []*session
+	for _, s := range l.closed {
+		switch {
+		case s.gone:
+		case len(s.leases) == 0:
+			l.forget(s)
+		case !s.expiring:
+			left = append(left, s)
+		}
+	}
+	l.closed = nil
+	l.expire(left)
+}

@@ -1,0 +1,260 @@
+package lessor
+
+import (
+	"encoding/binary"
+	"maps"
+	"slices"
+
+	"github.com/headlease/headlease/fence"
+	"github.com/headlease/headlease/internal/instant"
+)
+
+// Clone returns an independent copy, for a model checker that follows both
+// branches of a choice. Its Outbox is empty.
+func (l *Lessor) Clone() *Lessor {
+	c := *l
+	c.out = Outbox{}
+	c.closed = nil
+	parts := make(map[*partition]*partition, len(l.parts))
+	c.parts = make(map[string]*partition, len(l.parts))
+	for n, p := range l.parts {
+		q := *p
+		c.parts[n], parts[p] = &q, &q
+	}
+	sessions := make(map[*session]*session, len(l.sessions))
+	leases := map[*lease]*lease{}
+	streams := make(map[*stream]*stream, len(l.streams))
+	// Timers, arrivals and commands may refer to what is gone.
+	var copySession func(*session) *session
+	var copyLease func(*lease) *lease
+	var copyStream func(*stream) *stream
+	copyLease = func(e *lease) *lease {
+		if e == nil {
+			return nil
+		}
+		if q, ok := leases[e]; ok {
+			return q
+		}
+		q := *e
+		leases[e] = &q
+		q.session, q.partition = copySession(e.session), parts[e.partition]
+		return &q
+	}
+	copyRefs := func(refs map[*partition]int) map[*partition]int {
+		q := make(map[*partition]int, len(refs))
+		for p, n := range refs {
+			q[parts[p]] = n
+		}
+		return q
+	}
+	copyStream = func(st *stream) *stream {
+		if st == nil {
+			return nil
+		}
+		if q, ok := streams[st]; ok {
+			return q
+		}
+		q := &stream{id: st.id, closed: st.closed, refs: copyRefs(st.refs), sessions: make(map[*session]struct{}, len(st.sessions))}
+		streams[st] = q
+		for s := range st.sessions {
+			q.sessions[copySession(s)] = struct{}{}
+		}
+		return q
+	}
+	copySession = func(s *session) *session {
+		if s == nil {
+			return nil
+		}
+		if q, ok := sessions[s]; ok {
+			return q
+		}
+		q := *s
+		sessions[s] = &q
+		q.refs = copyRefs(s.refs)
+		q.history = slices.Clone(s.history)
+		q.stream = copyStream(s.stream)
+		q.leases = make(map[string]*lease, len(s.leases))
+		for r, e := range s.leases {
+			q.leases[r] = copyLease(e)
+		}
+		q.waiting = make(map[uint64]*partition, len(s.waiting))
+		for r, p := range s.waiting {
+			q.waiting[r] = parts[p]
+		}
+		q.offers = make(map[*lease]struct{}, len(s.offers))
+		for e := range s.offers {
+			q.offers[copyLease(e)] = struct{}{}
+		}
+		q.rename = make([]*lease, len(s.rename))
+		for i, e := range s.rename {
+			q.rename[i] = copyLease(e)
+		}
+		return &q
+	}
+	copyCommand := func(f *inflight) *inflight {
+		if f == nil {
+			return nil
+		}
+		q := &inflight{lease: copyLease(f.lease), end: f.end}
+		for _, s := range f.sessions {
+			q.sessions = append(q.sessions, copySession(s))
+		}
+		return q
+	}
+	c.sessions = make(map[string]*session, len(l.sessions))
+	for id, s := range l.sessions {
+		c.sessions[id] = copySession(s)
+	}
+	c.streams = make(map[StreamID]*stream, len(l.streams))
+	for id, st := range l.streams {
+		c.streams[id] = copyStream(st)
+	}
+	c.arrivals = slices.Clone(l.arrivals)
+	for i := range c.arrivals {
+		c.arrivals[i].session, c.arrivals[i].stream = copySession(c.arrivals[i].session), copyStream(c.arrivals[i].stream)
+	}
+	c.timers = slices.Clone(l.timers)
+	for i := range c.timers {
+		t := &c.timers[i]
+		t.session, t.stream, t.lease, t.retry = copySession(t.session), copyStream(t.stream), copyLease(t.lease), copyCommand(t.retry)
+	}
+	c.inflight = make(map[uint64]*inflight, len(l.inflight))
+	for id, f := range l.inflight {
+		c.inflight[id] = copyCommand(f)
+	}
+	return &c
+}
+
+// AppendState appends a canonical form of all that bears on what the Lessor
+// will send or propose: two of one form behave alike for ever, but for the
+// numbers of commands. Instants are written relative to now, what is over as
+// over. It is for a model checker that calls Tick as time passes, takes the
+// Outbox after each call, and completes its checks and commands at once.
+func (l *Lessor) AppendState(b []byte, now instant.Instant) []byte {
+	left := func(x instant.Instant) uint64 { return uint64(max(0, x.Sub(now))) }
+	u := func(x uint64) { b = binary.AppendUvarint(b, x) }
+	u(l.term)
+	b = append(b, flags(l.checked, l.pulse, l.over, l.wanted > l.begun, l.begun > l.passed))
+	for _, n := range slices.Sorted(maps.Keys(l.parts)) {
+		p := l.parts[n]
+		b = append(append(b, n...), 0, flags(p.live))
+		u(uint64(p.epoch))
+		u(uint64(p.holdEpoch))
+		u(left(p.holdUntil))
+		u(left(p.sent))
+	}
+	for _, id := range slices.Sorted(maps.Keys(l.sessions)) {
+		s := l.sessions[id]
+		b = append(append(b, id...), 0, flags(s.expiring, s.closing, s.begun, s.again, s.ackDue))
+		u(left(s.deadline))
+		u(left(s.sendable))
+		if s.stream != nil {
+			u(uint64(s.stream.id))
+		} else {
+			u(0)
+		}
+		for _, r := range slices.Sorted(maps.Keys(s.leases)) {
+			e := s.leases[r]
+			b = append(append(b, r...), 0, flags(e.revoked, e.proposed, e.offerEnd != 0, e.offer, slices.Contains(s.rename, e)))
+			u(uint64(e.token))
+			u(left(e.until))
+			u(left(e.offerEnd))
+			u(left(e.assumed))
+			u(s.changes - e.change)
+		}
+		b = append(b, 0xff)
+		for _, r := range slices.Sorted(maps.Keys(s.waiting)) {
+			u(r)
+		}
+		b = append(b, 0xff)
+		for _, p := range s.history {
+			b = binary.LittleEndian.AppendUint64(b, p.hash)
+			u(s.changes - p.change)
+		}
+		b = append(b, 0xff)
+	}
+	for _, id := range slices.Sorted(maps.Keys(l.streams)) {
+		u(uint64(id))
+	}
+	b = append(b, 0xff)
+	for _, a := range l.arrivals {
+		b = append(append(b, a.id...), 0, flags(a.order <= l.begun, a.order <= l.wanted))
+		b = binary.AppendVarint(b, int64(a.at.Sub(now)))
+		if a.stream != nil {
+			u(uint64(a.stream.id))
+		}
+	}
+	b = append(b, 0xff)
+	// What is due or under way, in no order.
+	var due [][]byte
+	for i := range l.timers {
+		t := &l.timers[i]
+		switch t.kind {
+		case timerRetry:
+			due = append(due, t.retry.form(binary.AppendUvarint([]byte{1}, left(t.due))))
+		case timerPush:
+			if !t.stream.closed {
+				due = append(due, binary.AppendUvarint(binary.AppendUvarint([]byte{2}, left(t.due)), uint64(t.stream.id)))
+			}
+		case timerRevocation:
+			if e := t.lease; !e.gone && !e.proposed {
+				due = append(due, appendLease(binary.AppendUvarint([]byte{3}, left(t.due)), e))
+			}
+		case timerExpiry, timerOffer: // follow from deadline and offerEnd
+		}
+	}
+	for _, f := range l.inflight {
+		due = append(due, f.form([]byte{0}))
+	}
+	slices.SortFunc(due, slices.Compare)
+	for _, d := range due {
+		b = append(b, d...)
+	}
+	return b
+}
+
+func (f *inflight) form(b []byte) []byte {
+	b = append(b, flags(f.end))
+	if f.lease != nil {
+		b = appendLease(b, f.lease)
+	}
+	for _, s := range f.sessions {
+		b = append(append(b, s.id...), 0, flags(s.gone))
+	}
+	return b
+}
+
+func appendLease(b []byte, e *lease) []byte {
+	b = append(append(b, e.resource...), 0, flags(e.gone))
+	return binary.AppendUvarint(b, uint64(e.token))
+}
+
+func flags(bits ...bool) byte {
+	var f byte
+	for i, b := range bits {
+		if b {
+			f |= 1 << i
+		}
+	}
+	return f
+}
+
+// Deadlines returns a session's two deadlines: for expiry, and the one that
+// may be sent. ok is false for an unknown session.
+func (l *Lessor) Deadlines(id string) (expiry, sendable instant.Instant, ok bool) {
+	s, ok := l.sessions[id]
+	if !ok {
+		return 0, 0, false
+	}
+	return s.deadline, s.sendable, true
+}
+
+// RevocationEnd returns when a revoked lease may pass on; ok is false if the
+// token is not held or not revoked.
+func (l *Lessor) RevocationEnd(session, resource string, token fence.Token) (until instant.Instant, ok bool) {
+	e := l.lease(session, resource)
+	if e == nil || e.token != token || !e.revoked {
+		return 0, false
+	}
+	return e.until, true
+}

@@ -1,0 +1,121 @@
+package lessor
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/headlease/headlease/internal/instant"
+	pb "github.com/headlease/headlease/proto/headlease/v1"
+)
+
+// send queues a message of this term.
+func (l *Lessor) send(st *stream, m *pb.AttachResponse) {
+	m.Term = l.term
+	l.out.Sends = append(l.out.Sends, Send{Stream: st.id, Message: m})
+}
+
+// ack answers the newest covered keepalive of a session on its stream.
+func (l *Lessor) ack(s *session) {
+	s.ackDue = false
+	a := &pb.Ack{
+		SessionId: s.id, Sequence: s.ackSequence, ReceivedAt: int64(s.ackAt), SessionUntil: int64(s.sendable),
+		Complete: !s.begun || s.again, Partitions: l.ends(s.refs),
+	}
+	if a.Complete {
+		for _, e := range s.leases {
+			if !e.revoked {
+				a.Held = append(a.Held, held(e))
+			}
+		}
+		if !s.begun {
+			s.begun = true
+			s.history = append(s.history[:0], point{s.hash, s.changes})
+		}
+	} else {
+		for _, e := range s.rename {
+			if !e.gone && !e.revoked {
+				a.Held = append(a.Held, held(e))
+			}
+		}
+	}
+	slices.SortFunc(a.Held, func(x, y *pb.Held) int { return cmp.Compare(x.Resource, y.Resource) })
+	s.again, s.rename = false, nil
+	l.send(s.stream, &pb.AttachResponse{Kind: &pb.AttachResponse_Ack{Ack: a}})
+}
+
+func held(e *lease) *pb.Held {
+	return &pb.Held{Resource: e.resource, Token: uint64(e.token), Partition: e.partition.name, Until: int64(e.offerEnd)}
+}
+
+// ends lists how far the head leases reach; it notes them as sent.
+func (l *Lessor) ends(refs map[*partition]int) []*pb.PartitionEnd {
+	var ends []*pb.PartitionEnd
+	for p := range refs {
+		if end := l.end1(p); end != nil {
+			ends = append(ends, end)
+		}
+	}
+	slices.SortFunc(ends, func(a, b *pb.PartitionEnd) int { return cmp.Compare(a.Partition, b.Partition) })
+	return ends
+}
+
+// end1 is a partition's end, noted as sent; nil if the region does not hold
+// it.
+func (l *Lessor) end1(p *partition) *pb.PartitionEnd {
+	if !p.held(l.now) {
+		return nil
+	}
+	p.sent = max(p.sent, p.holdUntil)
+	return &pb.PartitionEnd{Partition: p.name, Epoch: uint32(p.holdEpoch), Until: int64(p.holdUntil)}
+}
+
+// push sends the ends of the stream's partitions, or of one of them.
+func (l *Lessor) push(st *stream, only *partition) {
+	if !l.checked {
+		return
+	}
+	if only == nil && len(st.refs) == 1 {
+		for p := range st.refs {
+			only = p
+		}
+	}
+	if only != nil {
+		if only.push == nil || !only.held(l.now) {
+			end := l.end1(only)
+			if end == nil {
+				return
+			}
+			only.push = &pb.AttachResponse{Kind: &pb.AttachResponse_Push{Push: &pb.PartitionPush{Partitions: []*pb.PartitionEnd{end}}}}
+		}
+		l.send(st, only.push)
+		return
+	}
+	if ends := l.ends(st.refs); len(ends) > 0 {
+		l.send(st, &pb.AttachResponse{Kind: &pb.AttachResponse_Push{Push: &pb.PartitionPush{Partitions: ends}}})
+	}
+}
+
+// pushEvery is D/5.
+func (l *Lessor) pushEvery() time.Duration { return l.defaultD() / 5 }
+
+func (l *Lessor) withdraw(e *lease, until instant.Instant, why pb.WithdrawalReason) {
+	l.send(e.session.stream, &pb.AttachResponse{Kind: &pb.AttachResponse_Withdrawal{Withdrawal: &pb.Withdrawal{
+		SessionId: e.session.id, Resource: e.resource, Token: uint64(e.token), Until: int64(until), Reason: why,
+	}}})
+}
+
+// tellEnded answers a keepalive of a session that is not there, after a check.
+func (l *Lessor) tellEnded(a arrival) {
+	if a.stream == nil || a.stream.closed {
+		return
+	}
+	if s, ok := l.sessions[a.id]; ok && !s.closing {
+		return // opened since: the next keepalive attaches it
+	}
+	l.sendEnded(a.stream, a.id, "the region does not know the session; open a new one")
+}
+
+func (l *Lessor) sendEnded(st *stream, id, reason string) {
+	l.send(st, &pb.AttachResponse{Kind: &pb.AttachResponse_Ended{Ended: &pb.SessionEnded{SessionId: id, Reason: reason}}})
+}

@@ -1,0 +1,211 @@
+package lessor
+
+import (
+	"errors"
+
+	"github.com/headlease/headlease/fence"
+	"github.com/headlease/headlease/internal/instant"
+	pb "github.com/headlease/headlease/proto/headlease/v1"
+)
+
+// Errors of Answer.
+var (
+	// ErrWait: a leadership check must pass first, or the session's expiry is
+	// under way; ask again after the next CheckPassed.
+	ErrWait = errors.New("the answer waits for a leadership check")
+	// ErrNotHeld: the token is not held, or is revoked.
+	ErrNotHeld = errors.New("the token is not held any more; acquire again with a new request id")
+	// ErrLapsed: the region's head lease does not run now. The grant stands;
+	// the same request is answered when it runs again.
+	ErrLapsed = errors.New("the region's head lease has lapsed; retry the same request")
+)
+
+// StreamOpened adds an attachment, before anything is taken from it.
+func (l *Lessor) StreamOpened(now instant.Instant, id StreamID) {
+	l.tick(now)
+	if _, ok := l.streams[id]; ok {
+		return
+	}
+	st := &stream{id: id, sessions: map[*session]struct{}{}, refs: map[*partition]int{}}
+	l.streams[id] = st
+	l.at(l.now.Add(l.pushEvery()), timer{kind: timerPush, stream: st})
+}
+
+// Keepalive takes a session's keepalive from an open stream; the first one
+// attaches it. The caller has checked the secret. A keepalive of an unknown
+// session is answered, after a check, by SessionEnded; one from a stream that
+// is not open is ignored.
+func (l *Lessor) Keepalive(now instant.Instant, id StreamID, ka *pb.Keepalive) {
+	l.tick(now)
+	st, ok := l.streams[id]
+	if !ok {
+		return
+	}
+	s, ok := l.sessions[ka.GetSessionId()]
+	if !ok || s.closing {
+		l.arrive(arrival{at: now, id: ka.GetSessionId(), stream: st}, true)
+		return
+	}
+	l.attach(s, st)
+	if s.expiring {
+		return // its command's outcome decides [F7]
+	}
+	s.deadline = max(s.deadline, now.Add(s.ttl))
+	l.confirm(s, ka.GetTokensHash())
+	l.arrive(arrival{at: now, session: s, id: s.id, stream: st, sequence: ka.GetSequence()}, true)
+}
+
+// Detach takes a session off a stream at its client's wish.
+func (l *Lessor) Detach(now instant.Instant, id StreamID, sessionID string) {
+	l.tick(now)
+	if s, ok := l.sessions[sessionID]; ok && s.stream != nil && s.stream.id == id {
+		l.detach(s)
+	}
+}
+
+// StreamClosed: the stream has ended, or will take nothing more.
+func (l *Lessor) StreamClosed(now instant.Instant, id StreamID) {
+	l.tick(now)
+	if st, ok := l.streams[id]; ok {
+		l.forgetStream(st)
+	}
+}
+
+// confirm compares what the client knows with what the stream has told it. A
+// match confirms the offers up to that point [F23]; without one the next ack
+// lists all [F17].
+func (l *Lessor) confirm(s *session, hash uint64) {
+	upTo := s.changes
+	if s.begun {
+		i := len(s.history) - 1
+		for i >= 0 && s.history[i].hash != hash {
+			i--
+		}
+		if i < 0 {
+			s.again = true
+			return
+		}
+		upTo = s.history[i].change
+		s.history = append(s.history[:0], s.history[i:]...)
+	} else if hash != s.hash {
+		return // the first ack is complete anyway
+	}
+	for e := range s.offers {
+		if e.change > upTo || e.proposed {
+			continue
+		}
+		delete(s.offers, e)
+		e.offerEnd = 0
+		if s.begun {
+			s.rename = append(s.rename, e)
+		}
+	}
+}
+
+// arrive queues something for a check; wanted says that somebody waits for it.
+func (l *Lessor) arrive(a arrival, wanted bool) {
+	l.order++
+	a.order = l.order
+	l.arrivals = append(l.arrivals, a)
+	if wanted {
+		l.wanted = l.order
+	}
+}
+
+// CheckWanted reports whether something waits that only a leadership check
+// begun from now on can cover.
+func (l *Lessor) CheckWanted() bool { return l.pulse && !l.over && l.wanted > l.begun }
+
+// CheckBegun notes that a leadership check begins now: it covers all that
+// arrived before [F1].
+func (l *Lessor) CheckBegun(now instant.Instant) Ticket {
+	l.tick(now)
+	l.begun = l.order
+	return Ticket{order: l.order, generation: l.generation}
+}
+
+// CheckPassed notes that the check has passed: sendable deadlines move and
+// acks go out. While the pulse is stale it counts for nothing.
+func (l *Lessor) CheckPassed(now instant.Instant, t Ticket) {
+	l.tick(now)
+	if t.generation != l.generation {
+		return
+	}
+	if !l.pulse {
+		l.CheckFailed(now, t)
+		return
+	}
+	l.checked = true
+	l.passed = max(l.passed, t.order)
+	n := 0
+	var due []*session
+	for ; n < len(l.arrivals) && l.arrivals[n].order <= t.order; n++ {
+		a := l.arrivals[n]
+		l.arrivals[n] = arrival{}
+		s := a.session
+		if s == nil || s.gone || s.closing {
+			l.tellEnded(a)
+			continue
+		}
+		s.sendable = max(s.sendable, a.at.Add(s.ttl))
+		if a.stream == nil || s.stream != a.stream || s.expiring {
+			continue
+		}
+		if !s.ackDue {
+			s.ackDue = true
+			due = append(due, s)
+		}
+		s.ackSequence, s.ackAt = a.sequence, a.at
+	}
+	l.arrivals = l.arrivals[n:]
+	if len(l.arrivals) == 0 {
+		l.arrivals = nil
+	}
+	for _, s := range due {
+		l.ack(s)
+	}
+}
+
+// CheckFailed notes that the check did not pass, or that its outcome is
+// unknown.
+func (l *Lessor) CheckFailed(now instant.Instant, t Ticket) {
+	l.tick(now)
+	if t.generation == l.generation && t.order >= l.begun {
+		l.begun = l.passed
+	}
+}
+
+// Answer returns what an answer to a granted Acquire may say, computed now
+// [F10]: the token with an end of its own. It gives nothing more until the
+// stream names the token [L1].
+func (l *Lessor) Answer(now instant.Instant, id, resource string, token fence.Token) (*pb.Held, error) {
+	l.tick(now)
+	s, ok := l.sessions[id]
+	if !ok || s.closing {
+		return nil, ErrNotHeld
+	}
+	e, ok := s.leases[resource]
+	if !ok || e.token != token || e.revoked {
+		return nil, ErrNotHeld
+	}
+	p := e.partition
+	switch {
+	case !p.held(now):
+		return nil, ErrLapsed
+	case !l.pulse || s.expiring:
+		return nil, ErrWait
+	case !l.checked || s.sendable <= now:
+		l.order++
+		l.wanted = l.order
+		return nil, ErrWait
+	}
+	until := min(s.sendable, p.holdUntil)
+	if e.offerEnd != 0 {
+		until = min(until, e.offerEnd) // [L4]
+	}
+	if until <= now {
+		return nil, ErrNotHeld
+	}
+	p.sent = max(p.sent, p.holdUntil)
+	return &pb.Held{Resource: resource, Token: uint64(token), Partition: p.name, Until: int64(until)}, nil
+}

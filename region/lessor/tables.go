@@ -1,0 +1,155 @@
+package lessor
+
+import (
+	"time"
+
+	"github.com/headlease/headlease/client/validity"
+	"github.com/headlease/headlease/fence"
+	"github.com/headlease/headlease/internal/instant"
+	"github.com/headlease/headlease/region/state"
+)
+
+// open adds a session, with its full TTL.
+func (l *Lessor) open(s state.Session, now instant.Instant) *session {
+	q := &session{
+		id: s.ID, ttl: time.Duration(s.TTLMillis) * time.Millisecond,
+		leases: map[string]*lease{}, waiting: map[uint64]*partition{}, refs: map[*partition]int{}, offers: map[*lease]struct{}{},
+	}
+	q.deadline = now.Add(q.ttl)
+	l.sessions[q.id] = q
+	l.at(q.deadline, timer{kind: timerExpiry, session: q})
+	return q
+}
+
+// hold adds a lease to its session.
+func (l *Lessor) hold(s *session, resource string, p *partition, token fence.Token) *lease {
+	e := &lease{resource: resource, token: token, session: s, partition: p}
+	s.leases[resource] = e
+	l.refer(s, p, 1)
+	s.change(validity.TokenHash(resource, token))
+	e.change = s.changes
+	return e
+}
+
+// drop removes a lease from its session.
+func (l *Lessor) drop(e *lease) {
+	s := e.session
+	if s.leases[e.resource] == e {
+		delete(s.leases, e.resource)
+	}
+	e.gone = true
+	delete(s.offers, e)
+	l.refer(s, e.partition, -1)
+	if !e.revoked {
+		s.change(-validity.TokenHash(e.resource, e.token))
+	}
+}
+
+// unlist marks a lease as revoked: it is named no more.
+func (l *Lessor) unlist(e *lease) {
+	e.revoked = true
+	delete(e.session.offers, e)
+	e.session.change(-validity.TokenHash(e.resource, e.token))
+}
+
+// offer starts the time within which the client must confirm [F23].
+func (l *Lessor) offer(e *lease) {
+	e.offerEnd = l.now.Add(min(e.session.ttl, l.cfg.ConfirmWithin))
+	e.session.offers[e] = struct{}{}
+	l.at(e.offerEnd, timer{kind: timerOffer, lease: e})
+}
+
+func (l *Lessor) wait(s *session, request uint64, p *partition) {
+	if _, ok := s.waiting[request]; !ok {
+		s.waiting[request] = p
+		l.refer(s, p, 1)
+	}
+}
+
+func (l *Lessor) unwait(s *session, request uint64) {
+	if p, ok := s.waiting[request]; ok {
+		delete(s.waiting, request)
+		l.refer(s, p, -1)
+	}
+}
+
+// refer counts what a session, and so its stream, has in a partition.
+func (l *Lessor) refer(s *session, p *partition, n int) {
+	count(s.refs, p, n)
+	if s.stream != nil {
+		count(s.stream.refs, p, n)
+	}
+}
+
+func count(refs map[*partition]int, p *partition, n int) {
+	if refs[p] += n; refs[p] == 0 {
+		delete(refs, p)
+	}
+}
+
+// change moves the hash of the held set on.
+func (s *session) change(by uint64) {
+	s.hash += by
+	s.changes++
+	if !s.begun {
+		return
+	}
+	if len(s.history) == maxHistory {
+		s.history = append(s.history[:0], s.history[maxHistory/2:]...)
+	}
+	s.history = append(s.history, point{s.hash, s.changes})
+}
+
+// attach moves a session to a stream. Its old stream is closed: pushes there
+// would go on reaching tokens whose withdrawal goes to the new one [L1].
+func (l *Lessor) attach(s *session, st *stream) {
+	if s.stream == st {
+		return
+	}
+	if s.stream != nil {
+		l.closeStream(s.stream)
+	}
+	s.stream = st
+	st.sessions[s] = struct{}{}
+	for p, n := range s.refs {
+		count(st.refs, p, n)
+	}
+}
+
+func (l *Lessor) detach(s *session) {
+	st := s.stream
+	if st == nil {
+		return
+	}
+	for p, n := range s.refs {
+		count(st.refs, p, -n)
+	}
+	delete(st.sessions, s)
+	s.stream, s.begun, s.again, s.ackDue, s.history, s.rename = nil, false, false, false, nil, nil
+}
+
+func (l *Lessor) closeStream(st *stream) {
+	if st.closed {
+		return
+	}
+	l.forgetStream(st)
+	l.out.Closes = append(l.out.Closes, st.id)
+}
+
+func (l *Lessor) forgetStream(st *stream) {
+	for s := range st.sessions {
+		l.detach(s)
+	}
+	st.closed = true
+	delete(l.streams, st.id)
+}
+
+// forget removes an ended session.
+func (l *Lessor) forget(s *session) {
+	l.detach(s)
+	for _, e := range s.leases {
+		e.gone = true
+	}
+	s.gone = true
+	delete(l.sessions, s.id)
+}
