@@ -1,0 +1,106 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/headlease/headlease/internal/link"
+	"github.com/headlease/headlease/internal/pki"
+)
+
+// attemptTimeout bounds one try of a call at one server: a server that hangs
+// is left for the next one.
+const attemptTimeout = 2 * time.Second
+
+// conns are the connections to a region's servers. One is used at a time; any
+// server takes any call and forwards it to the leader.
+type conns struct {
+	region  string
+	servers []Server
+	links   Links
+
+	mu     sync.Mutex
+	closed bool
+	at     int
+	open   []*grpc.ClientConn
+}
+
+func newConns(links Links, r Region) *conns {
+	return &conns{region: r.Name, servers: r.Servers, links: links, open: make([]*grpc.ClientConn, len(r.Servers))}
+}
+
+// current returns the connection in use.
+func (c *conns) current() (*grpc.ClientConn, int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return nil, 0, ErrClosed
+	}
+	if c.open[c.at] == nil {
+		s := c.servers[c.at]
+		cc, err := c.links.DialGRPC(link.PlaneAPI, link.Peer{Name: s.Name, Region: c.region, Role: pki.RoleRegion, Address: s.API})
+		if err != nil {
+			return nil, 0, fmt.Errorf("connect to %s: %w", s.Name, err)
+		}
+		c.open[c.at] = cc
+	}
+	return c.open[c.at], c.at, nil
+}
+
+// leave moves on from a server, once however many calls failed with it. fresh
+// gives its connection up, which a silent peer may never break.
+func (c *conns) leave(at int, cc *grpc.ClientConn, fresh bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.open[at] != cc {
+		return
+	}
+	if fresh {
+		c.open[at] = nil
+		_ = cc.Close()
+	}
+	if c.at == at {
+		c.at = (at + 1) % len(c.servers)
+	}
+}
+
+// do makes a call that may safely be repeated: at the present server, and at
+// the others in turn while none can decide.
+func (c *conns) do(ctx context.Context, call func(context.Context, *grpc.ClientConn) error) error {
+	var last error
+	for range c.servers {
+		cc, at, err := c.current()
+		if err != nil {
+			return err
+		}
+		attempt, cancel := context.WithTimeout(ctx, attemptTimeout)
+		err = errorOf(call(attempt, cc))
+		silent := attempt.Err() != nil && ctx.Err() == nil
+		cancel()
+		if err == nil || !errors.Is(err, ErrUnavailable) || ctx.Err() != nil {
+			return err
+		}
+		last = err
+		c.leave(at, cc, silent)
+	}
+	return last
+}
+
+func (c *conns) close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.closed = true
+	var errs []error
+	for i, cc := range c.open {
+		if cc != nil {
+			errs = append(errs, cc.Close())
+			c.open[i] = nil
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,31 @@
+// Package client is the Go SDK: sessions kept alive in the background, and
+// leases on shards and named locks with their fencing tokens.
+//
+//	c, err := client.New(client.Config{ ... })
+//	lease, err := c.Acquire(ctx, "lock/nightly-report", client.Wait())
+//	defer lease.Release(ctx)
+//	work(lease.Context(), lease.Token())
+//
+// # What it guarantees
+//
+// A Lease is valid only while the region that granted it may still not have
+// passed it on: [Lease.Valid] reads the clock at the call, so it is right also
+// after the process was frozen. The lease's context ends earlier, at the
+// earliest of two thirds of the session's TTL after the last acknowledged send
+// (the self-kill rule), the partition's end less max(100 ms, 2 %), and a
+// withdrawal. Between Valid and the effect of a write any time may pass: send
+// [Lease.Token] with every write and let the resource refuse lower ones
+// (package fence).
+//
+// # Regions
+//
+// The Client keeps one session per region that it needs, and finds the owner
+// of a resource's partition by asking its home region first. When a region is
+// lost, its leases end here by the clock alone, and Acquire goes on in the
+// region that is promoted.
+//
+// # Faults survived
+//
+// Leader changes, servers that hang (left before half the TTL), lost answers
+// (requests carry ids), region loss, suspends and freezes of this process.
+package client
