@@ -1,0 +1,136 @@
+package witness
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/headlease/headlease/global/register"
+	"github.com/headlease/headlease/internal/link"
+	"github.com/headlease/headlease/internal/policy"
+	pb "github.com/headlease/headlease/proto/headlease/v1"
+)
+
+// voteBytes holds a vote on some thousand partitions.
+const voteBytes = 1 << 20
+
+// policyTable is who may do what at a witness.
+func policyTable() policy.Table {
+	servers := []policy.Role{policy.Region, policy.Witness, policy.Admin}
+	return policy.Table{
+		pb.VoteService_Prepare_FullMethodName:       {Deadline: 5 * time.Second, MaxRequestBytes: voteBytes, Roles: []policy.Role{policy.Region}},
+		pb.VoteService_Accept_FullMethodName:        {Deadline: 5 * time.Second, MaxRequestBytes: voteBytes, Roles: []policy.Role{policy.Region}},
+		pb.VoteService_DescribeVoter_FullMethodName: {Deadline: 5 * time.Second, MaxRequestBytes: 1 << 10, Roles: servers},
+		pb.VoteService_Configure_FullMethodName:     {Deadline: 10 * time.Second, MaxRequestBytes: voteBytes, Roles: []policy.Role{policy.Admin}},
+
+		"/grpc.health.v1.Health/Check": {Deadline: 5 * time.Second, MaxRequestBytes: 1 << 10, Roles: servers},
+		"/grpc.health.v1.Health/List":  {Deadline: 5 * time.Second, MaxRequestBytes: 1 << 10, Roles: servers},
+		"/grpc.health.v1.Health/Watch": {Deadline: policy.NoDeadline, MaxRequestBytes: 1 << 10, Roles: servers},
+
+		pb.FaultService_SetFaults_FullMethodName:   {Deadline: 5 * time.Second, MaxRequestBytes: 64 << 10, Roles: []policy.Role{policy.Admin}},
+		pb.FaultService_ClearFaults_FullMethodName: {Deadline: 5 * time.Second, MaxRequestBytes: 64 << 10, Roles: []policy.Role{policy.Admin}},
+		pb.FaultService_ListFaults_FullMethodName:  {Deadline: 5 * time.Second, MaxRequestBytes: 1 << 10, Roles: []policy.Role{policy.Admin}},
+	}
+}
+
+// service is the VoteService of a witness: it checks what a message may say,
+// the voter judges it.
+type service struct {
+	pb.UnimplementedVoteServiceServer
+	voter *voter
+	// caller is the proven identity of the other end.
+	caller func(context.Context) (link.Identity, bool)
+}
+
+// Prepare promises, or refuses and says why, per partition.
+func (s *service) Prepare(ctx context.Context, req *pb.PrepareRequest) (*pb.PrepareResponse, error) {
+	if err := s.checkCandidate(ctx, req.GetHeader()); err != nil {
+		return nil, err
+	}
+	if err := checkPartitions("partitions", req.GetPartitions()); err != nil {
+		return nil, err
+	}
+	if !req.GetDry() {
+		if err := checkBallot("ballot", req.GetBallot(), req.GetHeader()); err != nil {
+			return nil, err
+		}
+	}
+	return s.voter.prepare(ctx, req)
+}
+
+// Accept takes values, or refuses and says why, per partition.
+func (s *service) Accept(ctx context.Context, req *pb.AcceptRequest) (*pb.AcceptResponse, error) {
+	if err := s.checkCandidate(ctx, req.GetHeader()); err != nil {
+		return nil, err
+	}
+	partitions := make([]string, 0, len(req.GetItems()))
+	for i, item := range req.GetItems() {
+		field := fmt.Sprintf("items[%d]", i)
+		partitions = append(partitions, item.GetPartition())
+		if err := checkBallot(field+".ballot", item.GetBallot(), req.GetHeader()); err != nil {
+			return nil, err
+		}
+		value := register.ValueOf(item.GetValue())
+		if err := value.Check(); err != nil {
+			return nil, invalid(field+".value", err.Error())
+		}
+		if !value.Released() && value.Owner != register.CandidateOf(req.GetHeader()) {
+			return nil, invalid(field+".value.owner", fmt.Sprintf("a candidate proposes itself or a release, not %q", value.Owner.Name))
+		}
+	}
+	if err := checkPartitions("items", partitions); err != nil {
+		return nil, err
+	}
+	return s.voter.accept(ctx, req)
+}
+
+// DescribeVoter tells what this witness is and knows.
+func (s *service) DescribeVoter(ctx context.Context, _ *pb.DescribeVoterRequest) (*pb.DescribeVoterResponse, error) {
+	return s.voter.describe(ctx)
+}
+
+// Configure gives the witness configuration 1.
+func (s *service) Configure(ctx context.Context, req *pb.ConfigureRequest) (*pb.ConfigureResponse, error) {
+	if req.GetConfiguration() == nil {
+		return nil, invalid("configuration", "is missing; send the cluster's first configuration")
+	}
+	return s.voter.configure(ctx, req.GetConfiguration())
+}
+
+// checkCandidate lets a region vote for itself only.
+func (s *service) checkCandidate(ctx context.Context, h *pb.VoteHeader) error {
+	id, ok := s.caller(ctx)
+	if !ok {
+		return refusal(codes.Unauthenticated, nil, "the caller has no identity; connect with a certificate of this cluster")
+	}
+	if h.GetCandidate() == "" || h.GetCandidate() != id.Region {
+		return refusal(codes.PermissionDenied, nil, "header.candidate: %q is not the region of %s; a region proposes itself only", h.GetCandidate(), id.Path())
+	}
+	return nil
+}
+
+func checkBallot(field string, b *pb.Ballot, h *pb.VoteHeader) error {
+	switch {
+	case b.GetRound() == 0:
+		return invalid(field+".round", "is 0; reserve a ballot first")
+	case b.GetRegion() != h.GetCandidate() || b.GetIncarnation() != h.GetCandidateIncarnation():
+		return invalid(field, fmt.Sprintf("is of region %q, not of the candidate %q; ballots are not shared", b.GetRegion(), h.GetCandidate()))
+	}
+	return nil
+}
+
+func checkPartitions(field string, partitions []string) error {
+	if len(partitions) == 0 {
+		return invalid(field, "names no partition")
+	}
+	seen := make(map[string]bool, len(partitions))
+	for _, p := range partitions {
+		if seen[p] {
+			return invalid(field, fmt.Sprintf("names partition %q twice; once per message", p))
+		}
+		seen[p] = true
+	}
+	return nil
+}

@@ -1,0 +1,420 @@
+package witness
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/headlease/headlease/detector/phi"
+	"github.com/headlease/headlease/global/register"
+	"github.com/headlease/headlease/internal/clock"
+	"github.com/headlease/headlease/internal/instant"
+	pb "github.com/headlease/headlease/proto/headlease/v1"
+)
+
+// storeLimit is how long one write may take: a disk that hangs longer is a
+// failed one, and a voter on it must not seem alive [F30].
+const storeLimit = 1500 * time.Millisecond
+
+// Suspecter is what the voter asks of its failure detector.
+type Suspecter interface {
+	Suspicion(region string) phi.Suspicion
+	Reports() []*pb.PeerReport
+	RoundTrips() []*pb.RoundTrip
+}
+
+// durable is the store of a voter. A call returns when what it wrote is
+// durable; after an error every later one fails.
+type durable interface {
+	write(records map[string]register.Record, writes uint64) error
+	configure(c *pb.ClusterConfiguration, writes uint64) error
+	close() error
+}
+
+// voter holds a witness's registers: the durable records, and the clocks over
+// them, which are volatile. It takes one message at a time.
+//
+// Once a write has failed it answers nothing more: what the disk then holds is
+// unknown, so the process must end and read it afresh.
+type voter struct {
+	id       string
+	name     string
+	cluster  string
+	version  string
+	clock    clock.Clock
+	suspects Suspecter
+	logger   *slog.Logger
+	// exit ends the process when a write hangs.
+	exit func(code int)
+	// failed is told when a write has failed. It must not block.
+	failed func(error)
+	// configured is told of the configuration that is in force. It must not
+	// block.
+	configured func(*pb.ClusterConfiguration)
+
+	// turn is the lock over everything below, a channel so that a caller whose
+	// deadline passes while the disk is slow goes away.
+	turn          chan struct{}
+	store         durable
+	self          identity
+	configuration *pb.ClusterConfiguration
+	registers     map[string]register.Register
+	broken        error
+}
+
+func (v *voter) load(s durable, c contents) {
+	v.turn = make(chan struct{}, 1)
+	v.store, v.self = s, c.identity
+	v.setConfiguration(c.configuration)
+	v.registers = map[string]register.Register{}
+	for partition, rec := range c.registers {
+		v.registers[partition] = register.Register{Record: rec}
+	}
+	v.restart(v.clock.Now())
+}
+
+// Restart makes every accepted value count as accepted just now, after a clock
+// gap [F19 H5]. The start of the process did the same.
+func (v *voter) Restart() {
+	v.turn <- struct{}{}
+	defer v.leave()
+	v.restart(v.clock.Now())
+}
+
+func (v *voter) restart(now instant.Instant) {
+	for partition, r := range v.registers {
+		v.registers[partition] = register.Restart(r.Record, now)
+	}
+}
+
+// enter waits for the voter's turn; leave ends it.
+func (v *voter) enter(ctx context.Context) error {
+	select {
+	case v.turn <- struct{}{}:
+	case <-ctx.Done():
+		return refusal(codes.DeadlineExceeded, nil, "witness %s is busy with its disk; ask again", v.name)
+	}
+	if v.broken != nil {
+		<-v.turn
+		return refusal(codes.Unavailable, nil, "witness %s has stopped voting after a failed write; see its log", v.name)
+	}
+	return nil
+}
+
+func (v *voter) leave() { <-v.turn }
+
+// setConfiguration installs c and tells who follows it.
+func (v *voter) setConfiguration(c *pb.ClusterConfiguration) {
+	v.configuration = c
+	if c != nil {
+		v.configured(c)
+	}
+}
+
+// guard runs one store call under the watchdog, and stops the voter for ever
+// when it fails.
+func (v *voter) guard(what string, call func() error) error {
+	stop := v.watch(what)
+	err := call()
+	stop()
+	if err == nil {
+		return nil
+	}
+	v.broken = err
+	v.logger.Error("the witness's disk failed; it stops voting", "error", err)
+	v.failed(fmt.Errorf("witness store: %w", err))
+	return refusal(codes.Unavailable, nil, "witness %s could not store its vote and has stopped; see its log", v.name)
+}
+
+// watch ends the process if stop is not called in time: the goroutine that
+// hangs in the disk cannot. A timer that fires very late means that the whole
+// process was paused, and then the disk gets its time again.
+func (v *voter) watch(what string) (stop func()) {
+	done := make(chan struct{})
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			armed := time.Now()
+			timer := time.NewTimer(storeLimit)
+			select {
+			case <-done:
+				timer.Stop()
+				return
+			case <-timer.C:
+			}
+			if time.Since(armed) < 2*storeLimit {
+				v.logger.Error("the witness's disk hangs; the process ends", "call", what, "limit", storeLimit)
+				v.exit(exitDiskHangs)
+				return
+			}
+		}
+	}()
+	return func() { close(done); <-ended }
+}
+
+func (v *voter) state(round uint64) *pb.VoterState {
+	return &pb.VoterState{
+		Voter:        &pb.Voter{Id: v.id, Incarnation: uint64(v.self.incarnation)},
+		Round:        round,
+		Life:         v.self.life,
+		PreviousLife: v.self.previous,
+		Writes:       v.self.writes,
+	}
+}
+
+// outcome is what became of one partition's item.
+type outcome struct {
+	partition string
+	rule      register.Rule
+	verdict   register.Verdict
+}
+
+func (v *voter) verdict(r register.Register) register.Verdict {
+	if r.Accepted.IsZero() || r.Value.Released() {
+		return register.VerdictUnknown
+	}
+	return v.suspects.Suspicion(r.Value.Owner.Name).Verdict
+}
+
+// prepare judges a Prepare for all its partitions, with one transaction.
+func (v *voter) prepare(ctx context.Context, req *pb.PrepareRequest) (*pb.PrepareResponse, error) {
+	if err := v.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer v.leave()
+	if err := v.checkHeader(req.GetHeader()); err != nil {
+		return nil, err
+	}
+	now := v.clock.Now()
+	in := register.PrepareInput{
+		Candidate: register.CandidateOf(req.GetHeader()),
+		Ballot:    register.BallotOf(req.GetBallot()),
+		Dry:       req.GetDry(),
+	}
+	outcomes := make([]outcome, 0, len(req.GetPartitions()))
+	changes := map[string]register.Change{}
+	for _, partition := range req.GetPartitions() {
+		o := outcome{partition: partition, rule: register.RuleUnknownPartition}
+		if v.knows(partition) {
+			r := v.registers[partition]
+			in.Verdict = v.verdict(r)
+			o.verdict = in.Verdict
+			d := r.Prepare(now, in)
+			o.rule = d.Rule
+			if d.Action == register.Write {
+				changes[partition] = d.Change
+			}
+		}
+		outcomes = append(outcomes, o)
+	}
+	if err := v.commit(changes); err != nil {
+		return nil, err
+	}
+	resp := &pb.PrepareResponse{State: v.state(req.GetHeader().GetRound())}
+	now = v.clock.Now()
+	for _, o := range outcomes {
+		resp.Answers = append(resp.Answers, register.PrepareAnswerOf(o.partition, v.registers[o.partition], now, o.rule, o.verdict))
+	}
+	return resp, nil
+}
+
+// accept judges an Accept for all its items, with one transaction.
+func (v *voter) accept(ctx context.Context, req *pb.AcceptRequest) (*pb.AcceptResponse, error) {
+	if err := v.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer v.leave()
+	if err := v.checkHeader(req.GetHeader()); err != nil {
+		return nil, err
+	}
+	outcomes := make([]outcome, 0, len(req.GetItems()))
+	changes := map[string]register.Change{}
+	for _, item := range req.GetItems() {
+		partition := item.GetPartition()
+		o := outcome{partition: partition, rule: register.RuleUnknownPartition}
+		if v.knows(partition) {
+			ballot, value := register.BallotOf(item.GetBallot()), register.ValueOf(item.GetValue())
+			r := v.registers[partition]
+			d := r.Accept(ballot, value)
+			o.rule = d.Rule
+			switch d.Action {
+			case register.Renew:
+				renewed, ok := r.Renewed(v.clock.Now(), ballot, value)
+				if !ok {
+					o.rule = register.RuleRetry
+					break
+				}
+				v.registers[partition] = renewed
+			case register.Write:
+				changes[partition] = d.Change
+			case register.WriteAlarm:
+				changes[partition] = d.Change
+				v.logger.Error("one ballot came with two values: the register is alarmed until an operator clears it",
+					"partition", partition, "alarm", d.Change.Alarm)
+			}
+		}
+		outcomes = append(outcomes, o)
+	}
+	if err := v.commit(changes); err != nil {
+		return nil, err
+	}
+	resp := &pb.AcceptResponse{State: v.state(req.GetHeader().GetRound())}
+	now := v.clock.Now()
+	for _, o := range outcomes {
+		resp.Answers = append(resp.Answers, register.AcceptAnswerOf(o.partition, v.registers[o.partition], now, o.rule))
+	}
+	return resp, nil
+}
+
+// commit makes changes durable and then, and only then, installs them.
+func (v *voter) commit(changes map[string]register.Change) error {
+	if len(changes) == 0 {
+		return nil
+	}
+	records := make(map[string]register.Record, len(changes))
+	for partition, c := range changes {
+		rec, ok := register.Update(v.registers[partition].Record, c)
+		if !ok { // judged in this very turn against this very record
+			return refusal(codes.Internal, nil, "partition %s: a judged change does not apply", partition)
+		}
+		records[partition] = rec
+	}
+	writes := v.self.writes + 1
+	if err := v.guard("write", func() error { return v.store.write(records, writes) }); err != nil {
+		return err
+	}
+	v.self.writes = writes
+	now := v.clock.Now() // after the write: a voter may count too late, never too early
+	for partition, rec := range records {
+		v.registers[partition] = v.registers[partition].Written(now, rec)
+	}
+	return nil
+}
+
+func (v *voter) knows(partition string) bool {
+	return slices.ContainsFunc(v.configuration.GetPartitions(), func(p *pb.PartitionSpec) bool { return p.GetName() == partition })
+}
+
+// checkHeader refuses messages of another cluster, another configuration, or
+// of a candidate that is no member under the incarnation that it names.
+func (v *voter) checkHeader(h *pb.VoteHeader) error {
+	c := v.configuration
+	if c == nil {
+		return refusal(codes.FailedPrecondition, &pb.ErrorDetail{Kind: &pb.ErrorDetail_Uninitialised{Uninitialised: &pb.Uninitialised{Server: v.name}}},
+			"witness %s has no configuration and does not vote; run 'headlease init'", v.name)
+	}
+	other := &pb.ErrorDetail{Kind: &pb.ErrorDetail_OtherCluster{OtherCluster: &pb.OtherCluster{ClusterId: c.GetClusterId(), Version: c.GetVersion()}}}
+	if h.GetClusterId() != c.GetClusterId() {
+		return refusal(codes.FailedPrecondition, other, "header.cluster_id: %q is not cluster %q of witness %s; check the addresses in cluster.yaml", h.GetClusterId(), c.GetClusterId(), v.name)
+	}
+	if h.GetConfigVersion() != c.GetVersion() {
+		return refusal(codes.FailedPrecondition, other, "header.config_version: %d is not version %d of witness %s; use the decided one", h.GetConfigVersion(), c.GetVersion(), v.name)
+	}
+	want := "region/" + h.GetCandidate()
+	for _, m := range c.GetVoters() {
+		if m.GetId() != want {
+			continue
+		}
+		if m.GetIncarnation() != h.GetCandidateIncarnation() {
+			return refusal(codes.FailedPrecondition, nil, "header.candidate_incarnation: %x is not %x, the configured one of %s; a region whose data is new must be added again", h.GetCandidateIncarnation(), m.GetIncarnation(), want)
+		}
+		return nil
+	}
+	return refusal(codes.FailedPrecondition, nil, "header.candidate: %s is not a voter of configuration %d", want, c.GetVersion())
+}
+
+// describe tells what the voter is and knows.
+func (v *voter) describe(ctx context.Context) (*pb.DescribeVoterResponse, error) {
+	if err := v.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer v.leave()
+	now := v.clock.Now()
+	resp := &pb.DescribeVoterResponse{
+		State:      v.state(0),
+		Peers:      v.suspects.Reports(),
+		RoundTrips: v.suspects.RoundTrips(),
+		Version:    v.version,
+	}
+	if v.configuration != nil {
+		resp.Configuration = proto.CloneOf(v.configuration)
+	}
+	for _, partition := range v.partitions() {
+		r := v.registers[partition]
+		resp.Registers = append(resp.Registers, &pb.RegisterStatus{Partition: partition, Register: r.Proto(), RemainingNs: int64(r.Remaining(now))})
+	}
+	return resp, nil
+}
+
+// partitions are the configured ones and those with a record, by name.
+func (v *voter) partitions() []string {
+	names := slices.Collect(maps.Keys(v.registers))
+	for _, p := range v.configuration.GetPartitions() {
+		names = append(names, p.GetName())
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// configure takes configuration 1, once.
+func (v *voter) configure(ctx context.Context, c *pb.ClusterConfiguration) (*pb.ConfigureResponse, error) {
+	if err := v.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer v.leave()
+	if have := v.configuration; have != nil {
+		if proto.Equal(have, c) {
+			return &pb.ConfigureResponse{Already: true}, nil
+		}
+		detail := &pb.ErrorDetail{Kind: &pb.ErrorDetail_OtherCluster{OtherCluster: &pb.OtherCluster{ClusterId: have.GetClusterId(), Version: have.GetVersion()}}}
+		if have.GetClusterId() != c.GetClusterId() {
+			return nil, refusal(codes.FailedPrecondition, detail, "configuration.cluster_id: witness %s belongs to cluster %q already, not to %q; give it an empty data directory to make it a member of a new cluster",
+				v.name, have.GetClusterId(), c.GetClusterId())
+		}
+		return nil, refusal(codes.FailedPrecondition, detail, "configuration: witness %s has another configuration %d of this cluster already; init only repeats the very same one",
+			v.name, have.GetVersion())
+	}
+	if err := v.checkConfiguration(c); err != nil {
+		return nil, refusal(codes.InvalidArgument, nil, "%s", strings.ReplaceAll(err.Error(), "\n", "; "))
+	}
+	c = proto.CloneOf(c)
+	writes := v.self.writes + 1
+	if err := v.guard("configure", func() error { return v.store.configure(c, writes) }); err != nil {
+		return nil, err
+	}
+	v.self.writes = writes
+	v.setConfiguration(c)
+	v.logger.Info("configured", "cluster_id", c.GetClusterId(), "version", c.GetVersion(), "partitions", len(c.GetPartitions()))
+	return &pb.ConfigureResponse{}, nil
+}
+
+// checkConfiguration reports all that is wrong with a first configuration for
+// this witness.
+func (v *voter) checkConfiguration(c *pb.ClusterConfiguration) error {
+	var errs []error
+	if c.GetClusterId() == "" {
+		errs = append(errs, errors.New("configuration.cluster_id: is empty"))
+	}
+	if c.GetClusterName() != v.cluster {
+		errs = append(errs, fmt.Errorf("configuration.cluster_name: is %q, this witness is of %q", c.GetClusterName(), v.cluster))
+	}
+	if c.GetVersion() != 1 {
+		errs = append(errs, fmt.Errorf("configuration.version: is %d; a voter's first is 1", c.GetVersion()))
+	}
+	own := slices.ContainsFunc(c.GetVoters(), func(m *pb.Voter) bool {
+		return m.GetId() == v.id && m.GetIncarnation() == uint64(v.self.incarnation)
+	})
+	if !own {
+		errs = append(errs, fmt.Errorf("configuration.voters: %s with incarnation %x, which it now has, is not among them; describe it and init again", v.id, uint64(v.self.incarnation)))
+	}
+	return errors.Join(errs...)
+}
