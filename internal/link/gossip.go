@@ -31,8 +31,8 @@ type GossipConfig struct {
 	// host name is resolved once, since memberlist advertises an IP address.
 	Advertise string
 	// Resolve tells whom a node's name, or with an empty name its address,
-	// means; false for a stranger, to whom nothing is sent but under the rules
-	// for "*" and whose certificate must be a server's.
+	// means; false for a stranger, to whom only the fault rules for "*" apply
+	// and whose certificate may be any server's.
 	Resolve func(name, address string) (Peer, bool)
 }
 

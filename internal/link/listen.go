@@ -28,7 +28,7 @@ func addressError(what, address string, err error) error {
 	case errors.As(err, &parse):
 		reason = "is not HOST:PORT; correct it in cluster.yaml"
 	case errors.Is(err, errNotLoopback):
-		return fmt.Errorf("%s address %q: %w", what, address, err)
+		return fmt.Errorf("%s address %q: %w", what, address, errNotLoopback)
 	default:
 		return fmt.Errorf("%s address %q: %w; %s", what, address, err, remedy)
 	}
