@@ -246,6 +246,9 @@ func (c *conn) pump() {
 func (c *conn) sent(head segment, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.dead {
+		return // killed during the write; the queue is gone
+	}
 	c.queue[0] = segment{}
 	c.queue = c.queue[1:]
 	c.held -= len(head.data)

@@ -345,6 +345,27 @@ func TestCloseWakesABlockedWriter(t *testing.T) {
 	})
 }
 
+func TestKilledDuringAWrite(t *testing.T) {
+	bubble(t, func(t *testing.T, tbl *fault.Table, c *conn, _ *far) {
+		near, remote := net.Pipe() // nobody reads: the goroutine's write blocks
+		stuck, err := c.links.wrap(near, PlaneRaft)
+		if err != nil {
+			t.Fatal(err)
+		}
+		stuck.setPeer("us-1", "us")
+		rule(t, tbl, fault.LinkRule{Peer: "us-1", Link: fault.Link{Delay: time.Millisecond}})
+		write(t, stuck, "x")
+		time.Sleep(time.Second)
+		synctest.Wait()
+		stuck.kill()
+		synctest.Wait()
+		if _, err := stuck.Write([]byte("y")); !errors.Is(err, net.ErrClosed) {
+			t.Error(err)
+		}
+		_ = remote.Close()
+	})
+}
+
 func TestCloseStillSendsWhatIsOnItsWay(t *testing.T) {
 	bubble(t, func(t *testing.T, tbl *fault.Table, c *conn, other *far) {
 		rule(t, tbl, fault.LinkRule{Peer: "us-1", Link: fault.Link{Delay: 40 * time.Millisecond}})
