@@ -311,3 +311,7 @@ func token(epoch fence.Epoch, seq fence.Seq) fence.Token {
 	}
 	return t
 }
+
+func voterRecord(id string, inc, life, writes uint64) *pb.VoterRecord {
+	return &pb.VoterRecord{Voter: &pb.Voter{Id: id, Incarnation: inc}, Life: life, Writes: writes}
+}
