@@ -601,4 +601,3 @@ func TestAgainstTheModel(t *testing.T) {
 		})
 	})
 }
-

@@ -161,9 +161,11 @@ func New(cfg Config) (w *Witness, err error) {
 	if w.links, err = link.New(w.cfg.links()); err != nil {
 		return w, fmt.Errorf("witness: %w", err)
 	}
-	if w.listener, err = w.links.Listen(link.PlaneVotes, w.cfg.Votes); err != nil {
+	listener, err := w.links.Listen(link.PlaneVotes, w.cfg.Votes)
+	if err != nil {
 		return w, fmt.Errorf("witness: %w", err)
 	}
+	w.listener = listener
 	if w.gossip, err = w.links.GossipTransport(link.GossipConfig{Listen: w.cfg.Gossip, Resolve: w.resolve}); err != nil {
 		return w, fmt.Errorf("witness: %w", err)
 	}
