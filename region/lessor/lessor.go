@@ -37,6 +37,9 @@ type Config struct {
 	// RetryAfter is the pause before a command that failed is proposed again;
 	// 0 means 500 ms.
 	RetryAfter time.Duration
+	// PushEvery is the pause between two pushes of partition ends to a stream;
+	// 0 means D/5.
+	PushEvery time.Duration
 }
 
 func (c Config) withDefaults() Config {
@@ -57,6 +60,9 @@ func (c Config) Validate() error {
 	}
 	if c.RetryAfter < 0 {
 		errs = append(errs, fmt.Errorf("retry_after %v: must not be negative", c.RetryAfter))
+	}
+	if c.PushEvery < 0 {
+		errs = append(errs, fmt.Errorf("push_every %v: must not be negative", c.PushEvery))
 	}
 	return errors.Join(errs...)
 }

@@ -96,8 +96,21 @@ func (l *Lessor) push(st *stream, only *partition) {
 	}
 }
 
-// pushEvery is D/5.
-func (l *Lessor) pushEvery() time.Duration { return l.defaultD() / 5 }
+// minPush keeps a tiny D from turning pushes into a busy loop.
+const minPush = 10 * time.Millisecond
+
+func (l *Lessor) pushEvery() time.Duration {
+	return max(minPush, cmp.Or(l.cfg.PushEvery, l.defaultD()/5))
+}
+
+// Push sends a stream the ends of its partitions now, besides the pushes that
+// Tick sends.
+func (l *Lessor) Push(now instant.Instant, id StreamID) {
+	l.tick(now)
+	if st, ok := l.streams[id]; ok {
+		l.push(st, nil)
+	}
+}
 
 func (l *Lessor) withdraw(e *lease, until instant.Instant, why pb.WithdrawalReason) {
 	l.send(e.session.stream, &pb.AttachResponse{Kind: &pb.AttachResponse_Withdrawal{Withdrawal: &pb.Withdrawal{

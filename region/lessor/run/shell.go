@@ -1,0 +1,324 @@
+package run
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/headlease/headlease/fence"
+	"github.com/headlease/headlease/internal/clock"
+	"github.com/headlease/headlease/internal/instant"
+	pb "github.com/headlease/headlease/proto/headlease/v1"
+	"github.com/headlease/headlease/region/lessor"
+	"github.com/headlease/headlease/region/state"
+)
+
+// tick is the longest time between two looks at the clock.
+const tick = 100 * time.Millisecond
+
+// ErrNotLeading is returned while this server does not lead its region, or
+// has not applied its own first entry of the term.
+var ErrNotLeading = errors.New("this server does not lead its region now; ask another one")
+
+// Raft is what the shell needs of the replica.
+type Raft interface {
+	ProposeUrgent(ctx context.Context, cmd *pb.Command) (*pb.CommandResult, error)
+	// Check is a leadership check begun after the call.
+	Check(ctx context.Context) (term uint64, err error)
+	PulseFresh(now instant.Instant) bool
+}
+
+// Config of a Shell; all fields but Lessor and Logger are needed.
+type Config struct {
+	Raft   Raft
+	Clock  clock.Clock
+	Lessor lessor.Config
+	Logger *slog.Logger
+}
+
+// Shell drives the lessor of the term that this server leads. It is safe for
+// concurrent use.
+type Shell struct {
+	cfg  Config
+	base context.Context
+	stop context.CancelFunc
+	work sync.WaitGroup
+	wake chan struct{} // the clock's
+	ask  chan struct{} // the checks'
+
+	mu      sync.Mutex
+	closed  bool
+	lessor  *lessor.Lessor
+	term    uint64
+	streams map[lessor.StreamID]*Stream
+	last    lessor.StreamID
+	// passed is closed and made anew when a check passes or the term ends.
+	passed chan struct{}
+}
+
+// New returns a shell that leads nothing yet.
+func New(cfg Config) *Shell {
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	base, stop := context.WithCancel(context.Background())
+	return &Shell{
+		cfg: cfg, base: base, stop: stop, wake: make(chan struct{}, 1), ask: make(chan struct{}, 1),
+		streams: map[lessor.StreamID]*Stream{}, passed: make(chan struct{}),
+	}
+}
+
+// Begin builds the tables of a term from the view at its first own entry.
+func (s *Shell) Begin(term uint64, view state.View) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.end()
+	if s.closed {
+		return
+	}
+	s.term = term
+	s.lessor = lessor.New(s.cfg.Lessor, view, term, s.cfg.Clock.Now())
+	s.flush()
+}
+
+// Deposed ends the tables of a term and all streams.
+func (s *Shell) Deposed(term uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.term <= term {
+		s.end()
+	}
+}
+
+// end forgets the term. s.mu is held.
+func (s *Shell) end() {
+	s.lessor, s.term = nil, 0
+	for id, st := range s.streams {
+		st.finish(ErrNotLeading)
+		delete(s.streams, id)
+	}
+	s.announce()
+}
+
+func (s *Shell) announce() {
+	close(s.passed)
+	s.passed = make(chan struct{})
+}
+
+// Applied feeds the events of an applied entry, in order.
+func (s *Shell) Applied(events []state.Event) {
+	s.with(func(l *lessor.Lessor, now instant.Instant) { l.Applied(now, events) })
+}
+
+// Held is campaign's: the region holds the partition until an instant.
+func (s *Shell) Held(partition string, epoch fence.Epoch, until instant.Instant) {
+	s.with(func(l *lessor.Lessor, now instant.Instant) { l.HeadLease(now, partition, epoch, until) })
+}
+
+// Lapsed is campaign's: the region holds the partition no more.
+func (s *Shell) Lapsed(partition string, epoch fence.Epoch) {
+	s.with(func(l *lessor.Lessor, now instant.Instant) { l.Lapsed(now, partition, epoch) })
+}
+
+// ClockGap: this process or its clock stood still [F19].
+func (s *Shell) ClockGap() {
+	s.with(func(l *lessor.Lessor, now instant.Instant) { l.ClockGap(now) })
+}
+
+// Hold returns the epoch under which leases of the partition may be granted
+// now, and until when.
+func (s *Shell) Hold(partition string) (epoch fence.Epoch, until instant.Instant, ok bool) {
+	s.with(func(l *lessor.Lessor, now instant.Instant) { epoch, until, ok = l.Hold(now, partition) })
+	return epoch, until, ok
+}
+
+// Stats are the lessor's; zero while not leading.
+func (s *Shell) Stats() (st lessor.Stats) {
+	s.with(func(l *lessor.Lessor, _ instant.Instant) { st = l.Stats() })
+	return st
+}
+
+// Answer returns what the answer to a granted Acquire may say, after the
+// leadership check that it needs. Errors are the lessor's, ErrNotLeading and
+// the context's.
+func (s *Shell) Answer(ctx context.Context, session, resource string, token fence.Token) (held *pb.Held, term uint64, err error) {
+	for {
+		var wait chan struct{}
+		err = ErrNotLeading
+		s.with(func(l *lessor.Lessor, now instant.Instant) {
+			held, err = l.Answer(now, session, resource, token)
+			term, wait = l.Term(), s.passed
+		})
+		if !errors.Is(err, lessor.ErrWait) {
+			return held, term, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, 0, context.Cause(ctx)
+		case <-wait:
+		case <-time.After(tick): // an expiry's outcome, or a pulse, announces nothing
+		}
+	}
+}
+
+// with calls f under the lock, with the clock read there and the pulse
+// looked at, and then does what the lessor wants done. Without a lessor it does
+// nothing.
+func (s *Shell) with(f func(l *lessor.Lessor, now instant.Instant)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.lessor == nil {
+		return
+	}
+	now := s.cfg.Clock.Now()
+	s.lessor.PulseFresh(now, s.cfg.Raft.PulseFresh(now))
+	f(s.lessor, now)
+	s.flush()
+}
+
+// flush does what the lessor wants done. s.mu is held.
+func (s *Shell) flush() {
+	out := s.lessor.Take()
+	for _, m := range out.Sends {
+		st, ok := s.streams[m.Stream]
+		if !ok {
+			continue
+		}
+		if !st.push(m.Message) {
+			s.cfg.Logger.Warn("a client reads too slowly; closing its stream")
+			st.finish(errSlow)
+			delete(s.streams, m.Stream)
+			s.lessor.StreamClosed(s.cfg.Clock.Now(), m.Stream)
+		}
+	}
+	for _, id := range out.Closes {
+		if st, ok := s.streams[id]; ok {
+			st.finish(errClosedByRegion)
+			delete(s.streams, id)
+		}
+	}
+	for _, c := range out.Commands {
+		s.propose(s.term, c)
+	}
+	if s.lessor.CheckWanted() {
+		poke(s.ask)
+	}
+	poke(s.wake)
+}
+
+func poke(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// propose commits a command in a goroutine of its own. s.mu is held.
+func (s *Shell) propose(term uint64, c lessor.Command) {
+	s.work.Go(func() {
+		res, err := s.cfg.Raft.ProposeUrgent(s.base, c.Command)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.term != term || s.lessor == nil {
+			return
+		}
+		s.lessor.CommandDone(s.cfg.Clock.Now(), c.ID, res, err)
+		s.flush()
+	})
+}
+
+// Run drives the clock and the leadership checks until ctx ends, then ends
+// the term and waits for what it started.
+func (s *Shell) Run(ctx context.Context) error {
+	s.work.Go(func() { s.check(ctx) })
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			s.mu.Lock()
+			s.closed = true
+			s.end()
+			s.mu.Unlock()
+			s.stop()
+			s.work.Wait()
+			return nil
+		case <-timer.C:
+		case <-s.wake:
+		}
+		timer.Reset(s.tick())
+	}
+}
+
+func (s *Shell) tick() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.lessor == nil {
+		return tick
+	}
+	now := s.cfg.Clock.Now()
+	s.lessor.PulseFresh(now, s.cfg.Raft.PulseFresh(now))
+	if at, ok := s.lessor.Next(); !ok || at.After(now) {
+		if s.lessor.CheckWanted() {
+			poke(s.ask)
+		}
+		if !ok {
+			return tick
+		}
+		return min(tick, at.Sub(now))
+	}
+	s.lessor.Tick(now)
+	s.flush()
+	at, ok := s.lessor.Next()
+	if !ok {
+		return tick
+	}
+	return min(tick, max(time.Millisecond, at.Sub(now)))
+}
+
+// check runs one leadership check after the other while one is wanted; what
+// arrives meanwhile is for the next one.
+func (s *Shell) check(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.ask:
+		}
+		s.mu.Lock()
+		if s.lessor == nil || !s.lessor.CheckWanted() {
+			s.mu.Unlock()
+			continue
+		}
+		term := s.term
+		ticket := s.lessor.CheckBegun(s.cfg.Clock.Now())
+		s.mu.Unlock()
+
+		passed, err := s.cfg.Raft.Check(ctx)
+
+		s.mu.Lock()
+		if s.lessor != nil && s.term == term {
+			now := s.cfg.Clock.Now()
+			if err == nil && passed == term {
+				s.lessor.PulseFresh(now, s.cfg.Raft.PulseFresh(now))
+				s.lessor.CheckPassed(now, ticket)
+				s.flush()
+				s.announce()
+			} else {
+				s.cfg.Logger.Debug("leadership check failed", "term", term, "error", err)
+				s.lessor.CheckFailed(now, ticket)
+				s.flush()
+			}
+		}
+		s.mu.Unlock()
+		if err != nil {
+			select { // a failed check is wanted again at once; the network may need a moment
+			case <-ctx.Done():
+				return
+			case <-time.After(10 * time.Millisecond):
+			}
+		}
+	}
+}
