@@ -23,7 +23,8 @@
 //	partitions[0].prefer      HEADLEASE_PARTITIONS__0__PREFER=eu,us
 //	witnesses (all of them)   HEADLEASE_WITNESSES='[{name: w1, host: 10.0.9.1}]'
 //
-// The position just past the end of a list adds to it. A variable with the
+// An empty variable counts as unset. The position just past the end of a list
+// adds to it. A variable with the
 // prefix HEADLEASE_ that names no key is not refused, as keys in the file are
 // (an orchestrator may set HEADLEASE_SERVICE_HOST and the like), but reported as a
 // warning if it looks like a misspelt one.

@@ -24,9 +24,9 @@ func overlay(k *koanf.Koanf, environ []string) (warnings []string, faults []Faul
 	vars := slices.Clone(environ)
 	slices.Sort(vars) // so that the order of faults does not depend on the caller's
 	vars = slices.DeleteFunc(vars, func(kv string) bool {
-		name, _, _ := strings.Cut(kv, "=")
+		name, value, _ := strings.Cut(kv, "=")
 		rest, ours := strings.CutPrefix(name, envPrefix)
-		if !ours {
+		if !ours || value == "" {
 			return true
 		}
 		top, _, deep := strings.Cut(rest, envSep)
@@ -36,7 +36,9 @@ func overlay(k *koanf.Koanf, environ []string) (warnings []string, faults []Faul
 			}
 			return true
 		}
-		if deep && slices.ContainsFunc(environ, func(o string) bool { return strings.HasPrefix(o, envPrefix+top+"=") }) {
+		if deep && slices.ContainsFunc(environ, func(o string) bool {
+			return strings.HasPrefix(o, envPrefix+top+"=") && !strings.HasSuffix(o, "=")
+		}) {
 			faults = append(faults, Fault{Problem: fmt.Sprintf("%s and %s%s are both set; set the whole or its parts", name, envPrefix, top)})
 			return true
 		}

@@ -14,7 +14,7 @@ func TestEveryKeyFromTheEnvironment(t *testing.T) {
 		"HEADLEASE_REGIONS__0__SERVERS__1__API=10.1.0.2:17600",
 		"HEADLEASE_WITNESSES__1__NAME=w2", "HEADLEASE_WITNESSES__1__HOST=10.9.0.2",
 		"HEADLEASE_PARTITIONS__0__SHARDS=0-511",
-		"PATH=irrelevant", "HEADLEASE_SERVICE_PORT=1",
+		"PATH=irrelevant", "HEADLEASE_REGIONS=", "HEADLEASE_CERT=", "HEADLEASE_SERVICE_PORT=1",
 	)
 	if f.Cluster != "other" || f.D != 2*time.Second || f.Shards != 512 || f.Timing != TimingCalm || !f.AllowEvenWitnesses ||
 		f.Name != "eu-2" || f.DataDir != "data" || f.Certs != "certs" {

@@ -20,7 +20,7 @@ func File(path string) (f clusterfile.File, warnings []string, err error) {
 	info, err := os.Stat(path)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
-		return clusterfile.File{}, nil, fmt.Errorf("cluster file %s does not exist; `headlease config example` prints one: %w", path, os.ErrNotExist)
+		return clusterfile.File{}, nil, fmt.Errorf("cluster file %s: %w; 'headlease config example' prints one", path, os.ErrNotExist)
 	case err != nil:
 		return clusterfile.File{}, nil, fmt.Errorf("cluster file: %w", err)
 	case info.IsDir():
