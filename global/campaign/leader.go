@@ -404,3 +404,6 @@ func (l *Leader) dueAt(i int) instant.Instant {
 	}
 	return p.base.Add(time.Duration(l.rank(i)) * l.cfg.D / 4)
 }
+
+// Self returns the region that campaigns.
+func (l *Leader) Self() register.Region { return l.cfg.Self }

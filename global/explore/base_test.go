@@ -1,0 +1,43 @@
+package explore
+
+import (
+	"flag"
+	"strings"
+	"testing"
+	"time"
+)
+
+var exploreTime = flag.Duration("explore.time", 0, "explore each exhaustive search for so long instead of a bounded number of states")
+
+// bound sets a search's end: states in go test, time in make explore.
+func bound(opt option, states int) option {
+	if *exploreTime > 0 {
+		opt.states, opt.limit = 0, *exploreTime
+		return opt
+	}
+	opt.states, opt.limit = states/raceShare, time.Minute
+	return opt
+}
+
+func TestExhaustive(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		states int
+		opt    option
+	}{
+		{"two ballots each", 2_000_000, option{rounds: 2}},
+		{"clock rates at their bounds", 500_000, option{rounds: 2, rates: true}},
+		{"late answers", 500_000, option{rounds: 2, late: true}},
+		{"planned transfer", 1_000_000, option{rounds: 2, release: true}},
+		{"three ballots each", 500_000, option{rounds: 3, release: true}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			c.opt.rules = shipped()
+			r := search(bound(c.opt, c.states))
+			t.Log(r)
+			if r.bad != "" {
+				t.Fatalf("%s\n%s", r.bad, strings.Join(r.trace, "\n"))
+			}
+		})
+	}
+}
