@@ -16,9 +16,6 @@ const (
 	maxDatagram = 64 << 10
 	// udpBuffer is asked of the kernel for bursts; less is taken if need be.
 	udpBuffer = 2 << 20
-	// maxDelayed bounds the datagrams on their way to one peer; more are lost,
-	// as in a full router.
-	maxDelayed = 1024
 	// bindTries is for a port of 0: the TCP port found may be taken for UDP.
 	bindTries = 16
 )
@@ -62,6 +59,8 @@ type GossipTransport struct {
 	done    chan struct{}
 	once    sync.Once
 	wg      sync.WaitGroup
+
+	hosts hosts
 
 	mu    sync.Mutex
 	lanes map[string]*lane
@@ -186,7 +185,7 @@ func (t *GossipTransport) WriteToAddress(b []byte, a memberlist.Address) (time.T
 	if link.Drop || link.Loss > 0 && rand.Float64() < link.Loss {
 		return now, nil
 	}
-	to, err := net.ResolveUDPAddr("udp", a.Addr)
+	to, err := t.hosts.resolve(a.Addr)
 	if err != nil {
 		return time.Time{}, addressError("gossip", a.Addr, err)
 	}
@@ -275,82 +274,5 @@ func (t *GossipTransport) readPackets() {
 		case <-t.done:
 			return
 		}
-	}
-}
-
-// lane is the datagrams on their way to one peer, in order.
-type lane struct {
-	queue   []datagram
-	last    time.Time
-	running bool
-}
-
-type datagram struct {
-	data []byte
-	to   *net.UDPAddr
-	due  time.Time
-}
-
-// delayed takes a datagram into its peer's lane if it must wait, or if others
-// before it do.
-func (t *GossipTransport) delayed(b []byte, to *net.UDPAddr, name string, now time.Time, d time.Duration) bool {
-	if name == "" {
-		name = to.String()
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	ln := t.lanes[name]
-	if ln == nil {
-		if d <= 0 {
-			return false
-		}
-		ln = &lane{}
-		t.lanes[name] = ln
-	}
-	if d <= 0 && !ln.running {
-		return false
-	}
-	if len(ln.queue) >= maxDelayed {
-		return true
-	}
-	due := now.Add(d)
-	if due.Before(ln.last) {
-		due = ln.last
-	}
-	ln.last = due
-	if !ln.running {
-		select {
-		case <-t.done:
-			return true
-		default:
-		}
-		ln.running = true
-		t.wg.Go(func() { t.pump(ln) })
-	}
-	ln.queue = append(ln.queue, datagram{data: append([]byte(nil), b...), to: to, due: due})
-	return true
-}
-
-func (t *GossipTransport) pump(ln *lane) {
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	for {
-		t.mu.Lock()
-		if len(ln.queue) == 0 {
-			ln.running = false
-			t.mu.Unlock()
-			return
-		}
-		head := ln.queue[0]
-		ln.queue = ln.queue[1:]
-		t.mu.Unlock()
-		timer.Reset(time.Until(head.due))
-		select {
-		case <-timer.C:
-		case <-t.done:
-			return
-		}
-		// A failed send is a lost datagram.
-		_, _ = t.udp.WriteToUDP(head.data, head.to)
 	}
 }

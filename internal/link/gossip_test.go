@@ -2,10 +2,12 @@ package link
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"log"
 	"net"
+	"net/netip"
 	"strings"
 	"sync"
 	"testing"
@@ -249,4 +251,43 @@ func TestGossipAdvertises(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "give the address to advertise") {
 		t.Error(err)
 	}
+}
+
+func TestHostNamesAreRememberedWhileNameServersFail(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		asked, fail := 0, false
+		at := netip.MustParseAddr("127.0.0.1")
+		h := &hosts{lookup: func(context.Context, string, string) ([]netip.Addr, error) {
+			asked++
+			if fail {
+				return nil, &net.DNSError{Err: "down", Name: "w1.example"}
+			}
+			return []netip.Addr{netip.MustParseAddr("::1"), at}, nil
+		}}
+		resolve := func(want string, lookups int) {
+			t.Helper()
+			addr, err := h.resolve("w1.example:7603")
+			if err != nil || addr.String() != want || asked != lookups {
+				t.Errorf("%v, %v after %d look-ups", addr, err, asked)
+			}
+		}
+		resolve("127.0.0.1:7603", 1)
+		resolve("127.0.0.1:7603", 1)
+		time.Sleep(resolveEvery)
+		fail = true
+		resolve("127.0.0.1:7603", 2)
+		resolve("127.0.0.1:7603", 2)
+		time.Sleep(resolveEvery)
+		fail, at = false, netip.MustParseAddr("127.0.0.9") // it moved
+		resolve("127.0.0.9:7603", 3)
+		fail = true
+		for range 2 { // a failure is remembered too
+			if _, err := h.resolve("w2.example:7603"); err == nil || asked != 4 {
+				t.Error(err, asked)
+			}
+		}
+		if addr, err := h.resolve("10.0.0.1:5"); err != nil || addr.String() != "10.0.0.1:5" || asked != 4 {
+			t.Error(addr, err)
+		}
+	})
 }
