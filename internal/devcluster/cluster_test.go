@@ -3,6 +3,7 @@ package devcluster
 import (
 	"bufio"
 	"context"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -281,16 +282,16 @@ func TestOrphansAreNamed(t *testing.T) {
 	if err := s.write(); err != nil {
 		t.Fatal(err)
 	}
-	if err := checkOrphans(dir); err != nil {
+	if err := checkOrphans(dir, 0); err != nil {
 		t.Errorf("another process with that pid: %v", err)
 	}
-	p := s.Processes[0]
-	p.StartTicks = ticks
-	if !p.alive() {
-		t.Error("this process is not alive")
+	s.Processes[0].StartTicks = ticks
+	if err := s.write(); err != nil {
+		t.Fatal(err)
 	}
-	if waitGone(p.PID, 0) {
-		t.Error("this process is gone")
+	err := checkOrphans(dir, 0)
+	if want := fmt.Sprintf("process %d (eu-frankfurt-1) of an earlier supervisor is still running; kill it", os.Getpid()); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("%v, want %q", err, want)
 	}
 }
 

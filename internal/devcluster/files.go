@@ -7,17 +7,15 @@ import (
 	"os"
 	"path/filepath"
 
-	"google.golang.org/protobuf/encoding/protojson"
-
 	"github.com/headlease/headlease/internal/clusterfile"
+	"github.com/headlease/headlease/internal/fault"
 	"github.com/headlease/headlease/internal/pki"
-	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
 
 // faultsOf is a process's start-up table: half a round trip of delay to each
-// site but its own. Protobuf JSON of a SetFaultsRequest.
-func faultsOf(f clusterfile.File, p clusterfile.Process, m Matrix) ([]byte, error) {
-	table := &pb.SetFaultsRequest{}
+// site but its own.
+func faultsOf(f clusterfile.File, p clusterfile.Process, m Matrix) fault.Rules {
+	var table fault.Rules
 	seen := map[string]bool{site(p): true}
 	for _, peer := range f.Peers(p.Name) {
 		there := site(peer)
@@ -30,15 +28,15 @@ func faultsOf(f clusterfile.File, p clusterfile.Process, m Matrix) ([]byte, erro
 			if peer.Role == clusterfile.RoleRegion {
 				name = peer.Voter() // region/NAME: all its servers
 			}
-			table.Faults = append(table.Faults, &pb.Fault{Id: "wan-" + there, Peer: name, DelayMs: delay.Milliseconds()})
+			table.Links = append(table.Links, fault.LinkRule{ID: "wan-" + there, Peer: name, Link: fault.Link{Delay: delay}})
 		}
 	}
-	return protojson.MarshalOptions{Multiline: true}.Marshal(table)
+	return table
 }
 
 func writeFaults(dir string, f clusterfile.File, m Matrix) error {
 	for _, p := range f.Processes() {
-		text, err := faultsOf(f, p, m)
+		text, err := fault.FormatStartup(faultsOf(f, p, m))
 		if err != nil {
 			return fmt.Errorf("start-up faults of %s: %w", p.Name, err)
 		}

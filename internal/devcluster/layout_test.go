@@ -10,10 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/protobuf/encoding/protojson"
-
 	"github.com/headlease/headlease/internal/clusterfile"
-	pb "github.com/headlease/headlease/proto/headlease/v1"
+	"github.com/headlease/headlease/internal/fault"
 )
 
 func made(t *testing.T, o Options) *Cluster {
@@ -69,16 +67,21 @@ func TestFaultTablesAreHalfTheMatrix(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var set pb.SetFaultsRequest
-		if err := protojson.Unmarshal(text, &set); err != nil {
+		rules, err := fault.ParseStartup(text)
+		if err != nil {
 			t.Fatal(err)
 		}
+		if tbl, err := fault.NewTable(rules); err != nil {
+			t.Errorf("%s would not start with its table: %v", name, err)
+		} else {
+			tbl.Close()
+		}
 		delays := map[string]int64{}
-		for _, f := range set.Faults {
-			if f.Id == "" || f.Drop || f.ExpiresMs != 0 || f.Plane != pb.Plane_PLANE_UNSPECIFIED {
-				t.Errorf("%s: %v", name, f)
+		for _, r := range rules.Links {
+			if r.ID == "" || r.Drop || r.Expires != 0 || r.Plane != fault.PlaneAll {
+				t.Errorf("%s: %+v", name, r)
 			}
-			delays[f.Peer] = f.DelayMs
+			delays[r.Peer] = r.Delay.Milliseconds()
 		}
 		return delays
 	}
