@@ -11,7 +11,11 @@ import (
 	"google.golang.org/grpc/status"
 
 	pb "github.com/headlease/headlease/proto/headlease/v1"
+	"github.com/headlease/headlease/region/replica"
 )
+
+// overloadedRetry is when to ask again after OVERLOADED.
+const overloadedRetry = 100 * time.Millisecond
 
 // DetailError is an error of the API: a typed detail, from which code and text
 // follow. It is the one way in which services refuse.
@@ -95,6 +99,16 @@ func sessionExpired(id string) error {
 // resultError turns the outcome of a proposal into an error of the API.
 func resultError(res *pb.CommandResult, err error) error {
 	switch {
+	case errors.Is(err, replica.ErrNotLeader):
+		var nl *replica.NotLeaderError
+		errors.As(err, &nl)
+		return notLeader(nl.Leader)
+	case errors.Is(err, replica.ErrOverloaded):
+		return fail(&pb.ErrorDetail{Kind: &pb.ErrorDetail_Overloaded{Overloaded: &pb.Overloaded{What: err.Error(), RetryNs: int64(overloadedRetry)}}})
+	case errors.Is(err, replica.ErrUninitialised):
+		return fail(&pb.ErrorDetail{Kind: &pb.ErrorDetail_Uninitialised{Uninitialised: &pb.Uninitialised{Server: "of this region"}}})
+	case errors.Is(err, replica.ErrUnknown), errors.Is(err, replica.ErrCheckFailed), errors.Is(err, replica.ErrClosed):
+		return status.Error(codes.Unavailable, err.Error()+"; ask again with the same request id")
 	case errors.Is(err, context.DeadlineExceeded):
 		return status.Error(codes.DeadlineExceeded, "the region did not decide in time; the outcome is unknown, ask again with the same request id")
 	case errors.Is(err, context.Canceled):

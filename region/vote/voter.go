@@ -125,16 +125,8 @@ var ErrNotLeading = errors.New("this server does not lead its region now; ask an
 // errDeposed: the term ended while a message was being judged.
 var errDeposed = errors.New("leadership was lost while voting; ask again")
 
-// InvalidError is a message that a voter does not take.
-type InvalidError struct {
-	Field string
-	Err   error
-}
-
-func (e *InvalidError) Error() string { return e.Field + ": " + e.Err.Error() }
-func (e *InvalidError) Unwrap() error { return e.Err }
-
-// Prepare judges a Prepare for each partition. It returns ErrNotLeading, or
+// Prepare judges a Prepare for each partition; the caller has checked the
+// message (global/config). It returns ErrNotLeading, or
 // an error when an answer could not be had in time; what was proposed by then
 // may still commit.
 func (v *Voter) Prepare(ctx context.Context, req *pb.PrepareRequest) (*pb.PrepareResponse, error) {
@@ -186,7 +178,7 @@ func (v *Voter) Prepare(ctx context.Context, req *pb.PrepareRequest) (*pb.Prepar
 			answers[i] = register.PrepareAnswerOf(write.names[k], v.seen(write.names[k], rec), now, rule, verdicts[i])
 		}
 	}
-	return &pb.PrepareResponse{State: v.state(req.GetHeader()), Answers: answers}, nil
+	return &pb.PrepareResponse{State: v.State(req.GetHeader()), Answers: answers}, nil
 }
 
 // commitPromises commits the promises and clears the registers' pending marks
@@ -227,7 +219,7 @@ func (v *Voter) clearPending(term uint64, names []string) {
 	}
 }
 
-// Accept judges an Accept for each item: first ones are committed, renewals
+// Accept judges an Accept for each item; the caller has checked the message: first ones are committed, renewals
 // answered after a leadership check.
 func (v *Voter) Accept(ctx context.Context, req *pb.AcceptRequest) (*pb.AcceptResponse, error) {
 	answers := make([]*pb.AcceptAnswer, len(req.GetItems()))
@@ -247,12 +239,7 @@ func (v *Voter) Accept(ctx context.Context, req *pb.AcceptRequest) (*pb.AcceptRe
 			answers[i] = register.AcceptAnswerOf(it.GetPartition(), register.Register{}, now, register.RuleUnknownPartition)
 			continue
 		}
-		value := register.ValueOf(it.GetValue())
-		if err := value.Check(); err != nil {
-			v.mu.Unlock()
-			return nil, &InvalidError{Field: "items.value", Err: err}
-		}
-		d := r.Accept(register.BallotOf(it.GetBallot()), value)
+		d := r.Accept(register.BallotOf(it.GetBallot()), register.ValueOf(it.GetValue()))
 		switch {
 		case d.Action == register.Renew:
 			renew = append(renew, i)
@@ -295,7 +282,7 @@ func (v *Voter) Accept(ctx context.Context, req *pb.AcceptRequest) (*pb.AcceptRe
 			return nil, err
 		}
 	}
-	return &pb.AcceptResponse{State: v.state(req.GetHeader()), Answers: answers}, nil
+	return &pb.AcceptResponse{State: v.State(req.GetHeader()), Answers: answers}, nil
 }
 
 // renew answers renewals after a leadership check begun now, that is after
@@ -358,7 +345,7 @@ func (v *Voter) seen(name string, rec register.Record) register.Register {
 }
 
 // State names this voter on an answer.
-func (v *Voter) state(h *pb.VoteHeader) *pb.VoterState {
+func (v *Voter) State(h *pb.VoteHeader) *pb.VoterState {
 	view := v.cfg.Raft.View()
 	return &pb.VoterState{
 		Voter:  &pb.Voter{Id: "region/" + v.cfg.Region, Incarnation: uint64(view.Incarnation())},

@@ -1,0 +1,72 @@
+package config
+
+import (
+	"fmt"
+
+	"github.com/headlease/headlease/global/register"
+	pb "github.com/headlease/headlease/proto/headlease/v1"
+)
+
+// FieldError is a vote message that says what it may not.
+type FieldError struct {
+	Field, Remedy string
+}
+
+func (e *FieldError) Error() string { return e.Field + ": " + e.Remedy }
+
+// CheckPrepare checks what a Prepare says against itself; the header is
+// CheckHeader's. The error is a *FieldError.
+func CheckPrepare(req *pb.PrepareRequest) error {
+	if err := checkNames("partitions", req.GetPartitions()); err != nil {
+		return err
+	}
+	if req.GetDry() {
+		return nil
+	}
+	return checkBallot("ballot", req.GetBallot(), req.GetHeader())
+}
+
+// CheckAccept checks what an Accept says against itself; the header is
+// CheckHeader's. The error is a *FieldError.
+func CheckAccept(req *pb.AcceptRequest) error {
+	names := make([]string, 0, len(req.GetItems()))
+	for i, item := range req.GetItems() {
+		field := fmt.Sprintf("items[%d]", i)
+		names = append(names, item.GetPartition())
+		if err := checkBallot(field+".ballot", item.GetBallot(), req.GetHeader()); err != nil {
+			return err
+		}
+		value := register.ValueOf(item.GetValue())
+		if err := value.Check(); err != nil {
+			return &FieldError{field + ".value", err.Error()}
+		}
+		if !value.Released() && value.Owner != register.CandidateOf(req.GetHeader()) {
+			return &FieldError{field + ".value.owner", fmt.Sprintf("a candidate proposes itself or a release, not %q", value.Owner.Name)}
+		}
+	}
+	return checkNames("items", names)
+}
+
+func checkBallot(field string, b *pb.Ballot, h *pb.VoteHeader) error {
+	switch {
+	case b.GetRound() == 0:
+		return &FieldError{field + ".round", "is 0; reserve a ballot first"}
+	case b.GetRegion() != h.GetCandidate() || b.GetIncarnation() != h.GetCandidateIncarnation():
+		return &FieldError{field, fmt.Sprintf("is of region %q, not of the candidate %q; ballots are not shared", b.GetRegion(), h.GetCandidate())}
+	}
+	return nil
+}
+
+func checkNames(field string, names []string) error {
+	if len(names) == 0 {
+		return &FieldError{field, "names no partition"}
+	}
+	seen := make(map[string]bool, len(names))
+	for _, p := range names {
+		if seen[p] {
+			return &FieldError{field, fmt.Sprintf("names partition %q twice; once per message", p)}
+		}
+		seen[p] = true
+	}
+	return nil
+}

@@ -1,0 +1,227 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"github.com/headlease/headlease/fence"
+	"github.com/headlease/headlease/global/config"
+	"github.com/headlease/headlease/internal/clock"
+	pb "github.com/headlease/headlease/proto/headlease/v1"
+	"github.com/headlease/headlease/region/lessor"
+	"github.com/headlease/headlease/region/lessor/run"
+	"github.com/headlease/headlease/region/state"
+)
+
+// lapsedRetry is when to ask again about a lapsed head lease.
+const lapsedRetry = 250 * time.Millisecond
+
+const (
+	defaultPage = 100
+	maxPage     = 1000
+)
+
+// Leases is the LeaseService on the leader.
+type Leases struct {
+	pb.UnimplementedLeaseServiceServer
+	Region string
+	Raft   Raft
+	Lessor *run.Shell
+	Clock  clock.Clock
+	// Addresses are the API addresses of a region's servers.
+	Addresses func(region string) []string
+
+	places atomic.Pointer[places]
+}
+
+// places is the resource map of one configuration.
+type places struct {
+	conf *pb.ClusterConfiguration
+	m    *config.Map
+}
+
+// locate finds a resource's partition under the region's configuration.
+func (s *Leases) locate(view state.View, resource string) (config.Place, error) {
+	conf := view.Configuration()
+	if conf == nil {
+		return config.Place{}, fail(&pb.ErrorDetail{Kind: &pb.ErrorDetail_Uninitialised{Uninitialised: &pb.Uninitialised{Server: s.Region}}})
+	}
+	p := s.places.Load()
+	if p == nil || p.conf != conf {
+		m, err := config.NewMap(conf)
+		if err != nil {
+			return config.Place{}, err
+		}
+		p = &places{conf: conf, m: m}
+		s.places.Store(p)
+	}
+	place, err := p.m.Locate(resource)
+	if err != nil {
+		return config.Place{}, invalid("resource", "%v", err)
+	}
+	return place, nil
+}
+
+// notHeld says why the region may not grant in a partition: another region
+// owns it, or the head lease has lapsed.
+func (s *Leases) notHeld(view state.View, partition string) error {
+	p, _ := view.Partition(partition)
+	v := p.Register.Value
+	if p.Live() && v.Owner.Name == s.Region {
+		return fail(&pb.ErrorDetail{Kind: &pb.ErrorDetail_Lapsed{Lapsed: &pb.Lapsed{Partition: partition, RetryNs: int64(lapsedRetry)}}})
+	}
+	n := &pb.NotOwner{Partition: partition}
+	if !v.Released() && v.Owner.Name != s.Region {
+		n.Owner, n.Epoch, n.Addresses = v.Owner.Name, uint32(v.Epoch), s.Addresses(v.Owner.Name)
+	}
+	return fail(&pb.ErrorDetail{Kind: &pb.ErrorDetail_NotOwner{NotOwner: n}})
+}
+
+// explain completes a refusal of the state machine with what only a server
+// knows.
+func (s *Leases) explain(d *pb.ErrorDetail) *pb.ErrorDetail {
+	if n := d.GetNotOwner(); n.GetOwner() != "" && len(n.GetAddresses()) == 0 {
+		n.Addresses = s.Addresses(n.GetOwner())
+	}
+	if l := d.GetLapsed(); l != nil && l.GetRetryNs() == 0 {
+		l.RetryNs = int64(lapsedRetry)
+	}
+	return d
+}
+
+// Acquire tries once, or takes a place in the queue.
+func (s *Leases) Acquire(ctx context.Context, req *pb.AcquireRequest) (*pb.AcquireResponse, error) {
+	arrived := s.Clock.Now()
+	view := s.Raft.View()
+	if req.GetRequestId() == 0 {
+		return nil, invalid("request_id", "is 0; number the session's requests from 1")
+	}
+	if req.GetLowestOpenRequest() > req.GetRequestId() {
+		return nil, invalid("lowest_open_request", "%d is above this very request's id %d", req.GetLowestOpenRequest(), req.GetRequestId())
+	}
+	place, err := s.locate(view, req.GetResource())
+	if err != nil {
+		return nil, err
+	}
+	if err := authenticate(view, req.GetSessionId(), req.GetSecret()); err != nil {
+		return nil, err
+	}
+	epoch, _, ok := s.Lessor.Hold(place.Partition)
+	if !ok {
+		return nil, s.notHeld(view, place.Partition)
+	}
+	res, err := s.Raft.Propose(ctx, &pb.Command{Kind: &pb.Command_Acquire{Acquire: &pb.AcquireCommand{
+		SessionId: req.GetSessionId(), RequestId: req.GetRequestId(), LowestOpenRequest: req.GetLowestOpenRequest(),
+		Resource: req.GetResource(), Partition: place.Partition, Epoch: uint32(epoch), Wait: req.GetWait(),
+	}}})
+	if res.GetError() != nil {
+		s.explain(res.GetError())
+	}
+	if err := resultError(res, err); err != nil {
+		return nil, err
+	}
+	out := &pb.AcquireResponse{ReceivedAt: int64(arrived)}
+	switch o := res.GetAcquire().GetOutcome().(type) {
+	case *pb.AcquireResult_Granted:
+		held, term, err := s.Lessor.Answer(ctx, req.GetSessionId(), req.GetResource(), fence.Token(o.Granted.GetToken()))
+		switch {
+		case errors.Is(err, lessor.ErrLapsed):
+			return nil, s.notHeld(s.Raft.View(), place.Partition)
+		case errors.Is(err, lessor.ErrNotHeld):
+			return nil, fail(&pb.ErrorDetail{Kind: &pb.ErrorDetail_NotHolder{NotHolder: &pb.NotHolder{Resource: req.GetResource(), Token: o.Granted.GetToken()}}})
+		case errors.Is(err, run.ErrNotLeading):
+			return nil, notLeader("")
+		case err != nil:
+			return nil, resultError(nil, err)
+		}
+		out.Term, out.Outcome = term, &pb.AcquireResponse_Granted{Granted: held}
+	case *pb.AcquireResult_Queued:
+		out.Outcome = &pb.AcquireResponse_Queued{Queued: &pb.Queued{Ahead: o.Queued.GetAhead()}}
+	case *pb.AcquireResult_Busy:
+		out.Outcome = &pb.AcquireResponse_Busy{Busy: &pb.Busy{Holder: o.Busy.GetHolder(), Token: o.Busy.GetToken(), Waiters: o.Busy.GetWaiters()}}
+	default:
+		return nil, errors.New("internal: an Acquire without an outcome")
+	}
+	return out, nil
+}
+
+// CancelAcquire gives up a queue place, or tells the token that was granted
+// meanwhile.
+func (s *Leases) CancelAcquire(ctx context.Context, req *pb.CancelAcquireRequest) (*pb.CancelAcquireResponse, error) {
+	if err := authenticate(s.Raft.View(), req.GetSessionId(), req.GetSecret()); err != nil {
+		return nil, err
+	}
+	res, err := s.Raft.Propose(ctx, &pb.Command{Kind: &pb.Command_Cancel{Cancel: &pb.CancelCommand{SessionId: req.GetSessionId(), RequestId: req.GetRequestId()}}})
+	if err := resultError(res, err); err != nil {
+		return nil, err
+	}
+	return &pb.CancelAcquireResponse{GrantedToken: res.GetCancel().GetGrantedToken(), Resource: res.GetCancel().GetResource()}, nil
+}
+
+// Release gives a lease back; the first waiter has it in the same commit.
+func (s *Leases) Release(ctx context.Context, req *pb.ReleaseRequest) (*pb.ReleaseResponse, error) {
+	view := s.Raft.View()
+	if _, err := s.locate(view, req.GetResource()); err != nil {
+		return nil, err
+	}
+	if err := authenticate(view, req.GetSessionId(), req.GetSecret()); err != nil {
+		return nil, err
+	}
+	res, err := s.Raft.Propose(ctx, &pb.Command{Kind: &pb.Command_Release{Release: &pb.ReleaseCommand{
+		SessionId: req.GetSessionId(), Resource: req.GetResource(), Token: req.GetToken(),
+	}}})
+	if err := resultError(res, err); err != nil {
+		return nil, err
+	}
+	return &pb.ReleaseResponse{}, nil
+}
+
+// GetLease is linearizable: it reads after a leadership check begun after the
+// call.
+func (s *Leases) GetLease(ctx context.Context, req *pb.GetLeaseRequest) (*pb.GetLeaseResponse, error) {
+	if _, err := s.Raft.Check(ctx); err != nil {
+		return nil, resultError(nil, err)
+	}
+	view := s.Raft.View()
+	place, err := s.locate(view, req.GetResource())
+	if err != nil {
+		return nil, err
+	}
+	if _, _, ok := s.Lessor.Hold(place.Partition); !ok {
+		return nil, s.notHeld(view, place.Partition)
+	}
+	out := &pb.GetLeaseResponse{Partition: place.Partition, Shard: place.Shard}
+	if l, ok := view.Lease(req.GetResource()); ok {
+		out.Lease = s.info(l)
+	}
+	return out, nil
+}
+
+// ListLeases is linearizable per page.
+func (s *Leases) ListLeases(ctx context.Context, req *pb.ListLeasesRequest) (*pb.ListLeasesResponse, error) {
+	limit := int(req.GetLimit())
+	switch {
+	case limit == 0:
+		limit = defaultPage
+	case limit > maxPage:
+		return nil, invalid("limit", "%d is above %d; ask for pages", limit, maxPage)
+	}
+	if _, err := s.Raft.Check(ctx); err != nil {
+		return nil, resultError(nil, err)
+	}
+	page, next := s.Raft.View().ListLeases(req.GetPrefix(), req.GetPage(), limit)
+	out := &pb.ListLeasesResponse{NextPage: next}
+	for _, l := range page {
+		out.Leases = append(out.Leases, s.info(l))
+	}
+	return out, nil
+}
+
+func (s *Leases) info(l state.Lease) *pb.LeaseInfo {
+	return &pb.LeaseInfo{
+		Resource: l.Resource, Token: uint64(l.Token), SessionId: l.Session, Holder: l.Holder,
+		Partition: l.Partition, Region: s.Region, Waiters: uint32(l.Waiters), Revoked: l.Revoked,
+	}
+}

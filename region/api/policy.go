@@ -1,0 +1,76 @@
+package api
+
+import (
+	"time"
+
+	"github.com/headlease/headlease/internal/policy"
+	pb "github.com/headlease/headlease/proto/headlease/v1"
+)
+
+const (
+	shortCall = 5 * time.Second
+	voteCall  = 5 * time.Second
+
+	smallRequest = 4 << 10
+	// labels of a session.
+	openRequest = 64 << 10
+	// a vote on some thousand partitions.
+	voteRequest = 1 << 20
+)
+
+// Policy of all methods that a region server serves, on any plane.
+func Policy() policy.Table {
+	var (
+		clients = []policy.Role{policy.Client, policy.Admin}
+		servers = []policy.Role{policy.Region, policy.Witness, policy.Admin}
+		regions = []policy.Role{policy.Region}
+		admins  = []policy.Role{policy.Admin}
+		all     = policy.Everyone()
+	)
+	return policy.Table{
+		pb.SessionService_OpenSession_FullMethodName:  {Deadline: shortCall, MaxRequestBytes: openRequest, Roles: clients},
+		pb.SessionService_Attach_FullMethodName:       {Deadline: policy.NoDeadline, MaxRequestBytes: smallRequest, Roles: clients},
+		pb.SessionService_CloseSession_FullMethodName: {Deadline: shortCall, MaxRequestBytes: smallRequest, Roles: clients},
+
+		pb.LeaseService_Acquire_FullMethodName:       {Deadline: shortCall, MaxRequestBytes: smallRequest, Roles: clients},
+		pb.LeaseService_CancelAcquire_FullMethodName: {Deadline: shortCall, MaxRequestBytes: smallRequest, Roles: clients},
+		pb.LeaseService_Release_FullMethodName:       {Deadline: shortCall, MaxRequestBytes: smallRequest, Roles: clients},
+		pb.LeaseService_GetLease_FullMethodName:      {Deadline: shortCall, MaxRequestBytes: smallRequest, Roles: clients},
+		pb.LeaseService_ListLeases_FullMethodName:    {Deadline: shortCall, MaxRequestBytes: smallRequest, Roles: clients},
+
+		pb.ClusterService_DescribeServer_FullMethodName: {Deadline: shortCall, MaxRequestBytes: smallRequest, Roles: all},
+		pb.ClusterService_InitRegion_FullMethodName:     {Deadline: 30 * time.Second, MaxRequestBytes: openRequest, Roles: admins},
+		pb.ClusterService_Status_FullMethodName:         {Deadline: shortCall, MaxRequestBytes: smallRequest, Roles: all},
+		pb.ClusterService_ListPartitions_FullMethodName: {Deadline: shortCall, MaxRequestBytes: smallRequest, Roles: all},
+
+		pb.VoteService_Prepare_FullMethodName:       {Deadline: voteCall, MaxRequestBytes: voteRequest, Roles: regions},
+		pb.VoteService_Accept_FullMethodName:        {Deadline: voteCall, MaxRequestBytes: voteRequest, Roles: regions},
+		pb.VoteService_DescribeVoter_FullMethodName: {Deadline: voteCall, MaxRequestBytes: smallRequest, Roles: servers},
+		pb.VoteService_Configure_FullMethodName:     {Deadline: 10 * time.Second, MaxRequestBytes: voteRequest, Roles: admins},
+
+		pb.PeerService_CurrentTerm_FullMethodName: {Deadline: shortCall, MaxRequestBytes: smallRequest, Roles: regions},
+
+		"/grpc.health.v1.Health/Check": {Deadline: shortCall, MaxRequestBytes: smallRequest, Roles: all},
+		"/grpc.health.v1.Health/List":  {Deadline: shortCall, MaxRequestBytes: smallRequest, Roles: all},
+		"/grpc.health.v1.Health/Watch": {Deadline: policy.NoDeadline, MaxRequestBytes: smallRequest, Roles: all},
+
+		pb.FaultService_SetFaults_FullMethodName:   {Deadline: shortCall, MaxRequestBytes: openRequest, Roles: admins},
+		pb.FaultService_ClearFaults_FullMethodName: {Deadline: shortCall, MaxRequestBytes: openRequest, Roles: admins},
+		pb.FaultService_ListFaults_FullMethodName:  {Deadline: shortCall, MaxRequestBytes: smallRequest, Roles: admins},
+	}
+}
+
+// Local are the methods that every server answers itself.
+func Local() map[string]bool {
+	return map[string]bool{
+		pb.ClusterService_DescribeServer_FullMethodName: true,
+		pb.ClusterService_InitRegion_FullMethodName:     true,
+		pb.PeerService_CurrentTerm_FullMethodName:       true,
+		"/grpc.health.v1.Health/Check":                  true,
+		"/grpc.health.v1.Health/List":                   true,
+		"/grpc.health.v1.Health/Watch":                  true,
+		pb.FaultService_SetFaults_FullMethodName:        true,
+		pb.FaultService_ClearFaults_FullMethodName:      true,
+		pb.FaultService_ListFaults_FullMethodName:       true,
+	}
+}

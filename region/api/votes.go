@@ -1,0 +1,123 @@
+package api
+
+import (
+	"context"
+	"errors"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/headlease/headlease/global/config"
+	"github.com/headlease/headlease/internal/clock"
+	"github.com/headlease/headlease/internal/policy"
+	pb "github.com/headlease/headlease/proto/headlease/v1"
+	"github.com/headlease/headlease/region/vote"
+)
+
+// Reports is what the failure detector shows.
+type Reports interface {
+	Reports() []*pb.PeerReport
+	RoundTrips() []*pb.RoundTrip
+}
+
+// Votes is the VoteService of a region on its leader: it checks what a message
+// may say, the voter judges it.
+type Votes struct {
+	pb.UnimplementedVoteServiceServer
+	Voter    *vote.Voter
+	Raft     Raft
+	Clock    clock.Clock
+	Detector Reports
+	Identify func(context.Context) (policy.Caller, bool)
+	Version  string
+}
+
+// Prepare promises, or refuses and says why, per partition.
+func (s *Votes) Prepare(ctx context.Context, req *pb.PrepareRequest) (*pb.PrepareResponse, error) {
+	if err := s.check(ctx, req.GetHeader(), config.CheckPrepare(req)); err != nil {
+		return nil, err
+	}
+	res, err := s.Voter.Prepare(ctx, req)
+	return res, voteError(err)
+}
+
+// Accept takes values, or refuses and says why, per partition.
+func (s *Votes) Accept(ctx context.Context, req *pb.AcceptRequest) (*pb.AcceptResponse, error) {
+	if err := s.check(ctx, req.GetHeader(), config.CheckAccept(req)); err != nil {
+		return nil, err
+	}
+	res, err := s.Voter.Accept(ctx, req)
+	return res, voteError(err)
+}
+
+// DescribeVoter tells what this region is as a voter.
+func (s *Votes) DescribeVoter(context.Context, *pb.DescribeVoterRequest) (*pb.DescribeVoterResponse, error) {
+	regs, err := s.Voter.Registers()
+	if err != nil {
+		return nil, voteError(err)
+	}
+	view := s.Raft.View()
+	now := s.Clock.Now()
+	out := &pb.DescribeVoterResponse{
+		State: s.Voter.State(&pb.VoteHeader{}), Configuration: view.Configuration(), Version: s.Version,
+		Peers: s.Detector.Reports(), RoundTrips: s.Detector.RoundTrips(),
+	}
+	for _, p := range view.Configuration().GetPartitions() {
+		r := regs[p.GetName()]
+		out.Registers = append(out.Registers, &pb.RegisterStatus{
+			Partition: p.GetName(), Register: r.Record.Proto(), RemainingNs: int64(r.Remaining(now)),
+		})
+	}
+	return out, nil
+}
+
+// Configure commits configuration 1.
+func (s *Votes) Configure(ctx context.Context, req *pb.ConfigureRequest) (*pb.ConfigureResponse, error) {
+	if req.GetConfiguration() == nil {
+		return nil, invalid("configuration", "is missing; send the cluster's first configuration")
+	}
+	if err := config.Check(req.GetConfiguration()); err != nil {
+		return nil, invalid("configuration", "%v", err)
+	}
+	res, err := s.Raft.Propose(ctx, &pb.Command{Kind: &pb.Command_Configure{Configure: &pb.ConfigureCommand{Configuration: req.GetConfiguration()}}})
+	if err := resultError(res, err); err != nil {
+		return nil, err
+	}
+	return &pb.ConfigureResponse{Already: res.GetConfigure().GetAlready()}, nil
+}
+
+// check lets a region vote for itself only, under the present configuration.
+func (s *Votes) check(ctx context.Context, h *pb.VoteHeader, shape error) error {
+	caller, ok := s.Identify(ctx)
+	if !ok || h.GetCandidate() == "" || regionOf(caller) != h.GetCandidate() {
+		return status.Errorf(codes.PermissionDenied, "header.candidate: %q is not the region of %s; a region proposes itself only", h.GetCandidate(), caller.Name)
+	}
+	conf := s.Raft.View().Configuration()
+	err := config.CheckHeader(conf, h)
+	var other *config.OtherClusterError
+	var version *config.VersionError
+	var field *config.FieldError
+	switch {
+	case errors.Is(err, config.ErrUninitialised):
+		return fail(&pb.ErrorDetail{Kind: &pb.ErrorDetail_Uninitialised{Uninitialised: &pb.Uninitialised{Server: "of this region"}}})
+	case errors.As(err, &other), errors.As(err, &version):
+		return fail(&pb.ErrorDetail{Kind: &pb.ErrorDetail_OtherCluster{OtherCluster: &pb.OtherCluster{ClusterId: conf.GetClusterId(), Version: conf.GetVersion()}}})
+	case err != nil:
+		return status.Error(codes.FailedPrecondition, err.Error())
+	case errors.As(shape, &field):
+		return invalid(field.Field, "%s", field.Remedy)
+	}
+	return shape
+}
+
+func voteError(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, vote.ErrNotLeading):
+		return notLeader("")
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+		return resultError(nil, err)
+	}
+	return status.Error(codes.Unavailable, err.Error())
+}
