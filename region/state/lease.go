@@ -3,6 +3,7 @@ package state
 import (
 	"fmt"
 	"sort"
+	"strings"
 
 	"github.com/headlease/headlease/fence"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
@@ -241,7 +242,7 @@ func (m *Machine) markRevoked(r *resource, reason string) {
 		return
 	}
 	r = m.editResource(r)
-	r.revoked, r.revokeReason = true, reason[:min(len(reason), maxName)]
+	r.revoked, r.revokeReason = true, strings.ToValidUTF8(reason[:min(len(reason), maxName)], "")
 	m.emit(LeaseRevoked{Session: r.session, Resource: r.name, Partition: r.partition, Token: r.token, Reason: r.revokeReason})
 }
 

@@ -10,7 +10,10 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-func write(t testing.TB, m *Machine) []byte {
+func write(t interface {
+	Helper()
+	Fatal(...any)
+}, m *Machine) []byte {
 	t.Helper()
 	var b bytes.Buffer
 	if err := m.View().WriteSnapshot(&b); err != nil {
