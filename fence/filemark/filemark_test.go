@@ -8,7 +8,10 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 
@@ -474,5 +477,44 @@ func TestJournalIsCompacted(t *testing.T) {
 	marks, _, err := decode("j", data)
 	if want := map[string]fence.Token{"lock/a": tok(1, 2), "lock/b": tok(1, 3)}; err != nil || !maps.Equal(marks, want) {
 		t.Errorf("marks %v, %v", marks, err)
+	}
+}
+
+// [F15] Under a crowd: while an effect runs, nobody has been told that a higher
+// token's claim is complete.
+func TestF15NoEffectBelowACompletedClaim(t *testing.T) {
+	g := open(t, t.TempDir())
+	var claimed atomic.Uint64
+	var ran, refused atomic.Int64
+	var group sync.WaitGroup
+	for holder := range 8 {
+		group.Go(func() {
+			for i := range 5 {
+				token := tok(fence.Epoch(i+1), fence.Seq(holder+1))
+				if err := g.Claim(t.Context(), "lock/a", token); err == nil {
+					for old := claimed.Load(); old < uint64(token) && !claimed.CompareAndSwap(old, uint64(token)); old = claimed.Load() {
+					}
+				}
+				for range 3 {
+					err := g.Do(t.Context(), "lock/a", token, func(context.Context) error {
+						ran.Add(1)
+						for range 20 {
+							if c := claimed.Load(); c > uint64(token) {
+								t.Errorf("an effect of %s runs after the claim of %d was complete", token, c)
+							}
+							runtime.Gosched()
+						}
+						return nil
+					})
+					if err != nil {
+						refused.Add(1)
+					}
+				}
+			}
+		})
+	}
+	group.Wait()
+	if ran.Load() == 0 || refused.Load() == 0 {
+		t.Errorf("%d effects ran, %d were refused: the test shows nothing", ran.Load(), refused.Load())
 	}
 }

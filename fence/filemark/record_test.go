@@ -117,3 +117,25 @@ func TestForeignFileIsNamed(t *testing.T) {
 		}
 	}
 }
+
+// Whatever the bytes, decode does not panic, and marks that it accepts are
+// written and read back the same.
+func FuzzDecode(f *testing.F) {
+	f.Add([]byte(header))
+	f.Add(appendRecord(appendRecord([]byte(header), "lock/a", tok(1, 1)), "lock/a", tok(1, 2)))
+	f.Add(append([]byte(header), "00000000 4294967297 \"lock/a\"\n"...))
+	f.Add(append(appendRecord([]byte(header), "lock/a", tok(1, 1)), 0, 0))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		marks, torn, err := decode("j", data)
+		if err != nil {
+			return
+		}
+		if torn < 0 || torn > len(data)-len(header) {
+			t.Fatalf("torn is %d of %d bytes", torn, len(data))
+		}
+		again, torn, err := decode("j", encode(marks))
+		if err != nil || torn != 0 || !maps.Equal(again, marks) {
+			t.Fatalf("%v is read back as %v, torn %d, %v", marks, again, torn, err)
+		}
+	})
+}
