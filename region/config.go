@@ -1,0 +1,77 @@
+package region
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"github.com/headlease/headlease/internal/clock"
+	"github.com/headlease/headlease/internal/clusterfile"
+	"github.com/headlease/headlease/internal/fault"
+	"github.com/headlease/headlease/internal/link"
+	"github.com/headlease/headlease/internal/pki"
+)
+
+// Rho is the bound on the rates of all clocks that head leases rest on: 1 %.
+const Rho = 0.01
+
+// Config of a region server.
+type Config struct {
+	// File is the cluster file, Name this server in it.
+	File clusterfile.File
+	Name string
+	// DataDir is this server's alone; made if it does not exist.
+	DataDir string
+	// Credentials with the gossip key; nil only with Insecure.
+	Credentials *pki.Credentials
+	// Insecure is plain text on loopback, for development.
+	Insecure bool
+	// Faults of this process; Drills lets an admin set more.
+	Faults *fault.Table
+	Drills bool
+	// Clock is the lease clock; faults of the table are applied to it here.
+	Clock clock.Clock
+	// Version of the build, for status.
+	Version string
+	// Logger defaults to slog.Default.
+	Logger *slog.Logger
+	// Exit ends the process when its disk hangs; nil: exit with status 75.
+	Exit func(reason error)
+}
+
+func (c Config) withDefaults() Config {
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	return c
+}
+
+func (c Config) links(process clusterfile.Process) link.Config {
+	return link.Config{
+		Identity:    link.Identity{Cluster: c.File.Cluster, Role: pki.RoleRegion, Region: process.Region, Name: process.Name},
+		Credentials: c.Credentials, Insecure: c.Insecure, Faults: c.Faults, Logger: c.Logger,
+	}
+}
+
+// Validate reports all faults at once.
+func (c Config) Validate() error {
+	var errs []error
+	if p, ok := c.File.Process(c.Name); !ok || p.Role != clusterfile.RoleRegion {
+		errs = append(errs, fmt.Errorf("name: %q is not a region server of the cluster file; give one of its servers", c.Name))
+	} else if err := c.links(p).Validate(); err != nil {
+		errs = append(errs, err)
+	}
+	if c.DataDir == "" {
+		errs = append(errs, errors.New("data_dir: is empty; name a directory for this server alone"))
+	}
+	if c.Clock == nil {
+		errs = append(errs, errors.New("clock: is missing"))
+	}
+	if c.Drills && c.Faults == nil {
+		errs = append(errs, errors.New("drills: need a fault table"))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("region server: %w", err)
+	}
+	return nil
+}

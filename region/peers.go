@@ -1,0 +1,139 @@
+package region
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"google.golang.org/grpc"
+
+	"github.com/headlease/headlease/internal/clusterfile"
+	"github.com/headlease/headlease/internal/link"
+	"github.com/headlease/headlease/internal/pki"
+	pb "github.com/headlease/headlease/proto/headlease/v1"
+)
+
+// peers are the other processes of the cluster file, and the connections to
+// the servers of the own region. Safe for concurrent use.
+type peers struct {
+	links  *link.Links
+	file   clusterfile.File
+	region string
+
+	mu     sync.Mutex
+	closed bool
+	conns  map[connKey]*grpc.ClientConn
+}
+
+type connKey struct {
+	plane  link.Plane
+	server string
+}
+
+func newPeers(links *link.Links, file clusterfile.File, region string) *peers {
+	return &peers{links: links, file: file, region: region, conns: map[connKey]*grpc.ClientConn{}}
+}
+
+func peerOf(p clusterfile.Process, address string) link.Peer {
+	return link.Peer{Name: p.Name, Region: p.Region, Role: pki.Role(p.Role), Address: address}
+}
+
+// raft tells whom a name of Raft's configuration means.
+func (p *peers) raft(name string) (link.Peer, error) {
+	proc, ok := p.file.Process(name)
+	if !ok || proc.Region != p.region {
+		return link.Peer{}, fmt.Errorf("raft server %q is not in the cluster file under region %s; add it there", name, p.region)
+	}
+	return peerOf(proc, proc.Raft), nil
+}
+
+// gossip tells whom a gossip name or address means.
+func (p *peers) gossip(name, address string) (link.Peer, bool) {
+	for _, proc := range p.file.Processes() {
+		if proc.Name == name || (name == "" && proc.Gossip == address) {
+			return peerOf(proc, proc.Gossip), true
+		}
+	}
+	return link.Peer{}, false
+}
+
+// voters are the remote voters with the processes that speak for them.
+func (p *peers) voters() map[string][]link.Peer {
+	out := map[string][]link.Peer{}
+	for _, proc := range p.file.Processes() {
+		if proc.Region != p.region {
+			out[proc.Voter()] = append(out[proc.Voter()], peerOf(proc, proc.Votes))
+		}
+	}
+	return out
+}
+
+// addresses are the API addresses of a region.
+func (p *peers) addresses(region string) []string {
+	var out []string
+	for _, proc := range p.file.RegionProcesses(region) {
+		out = append(out, proc.API)
+	}
+	return out
+}
+
+// conn returns the connection to a server of the own region; it does not wait.
+func (p *peers) conn(plane link.Plane, server string) (*grpc.ClientConn, error) {
+	proc, ok := p.file.Process(server)
+	if !ok || proc.Region != p.region {
+		return nil, fmt.Errorf("server %q is not in the cluster file under region %s", server, p.region)
+	}
+	address := proc.API
+	if plane == link.PlaneVotes {
+		address = proc.Votes
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return nil, link.ErrClosed
+	}
+	key := connKey{plane, server}
+	if c := p.conns[key]; c != nil {
+		return c, nil
+	}
+	c, err := p.links.DialGRPC(plane, peerOf(proc, address))
+	if err != nil {
+		return nil, err
+	}
+	p.conns[key] = c
+	return c, nil
+}
+
+// AskTerm asks a server of the region for its Raft term, for the leadership
+// check; on the votes plane, which no client's load reaches.
+func (p *peers) AskTerm(ctx context.Context, server string) (*pb.CurrentTermResponse, error) {
+	c, err := p.conn(link.PlaneVotes, server)
+	if err != nil {
+		return nil, err
+	}
+	return pb.NewPeerServiceClient(c).CurrentTerm(ctx, &pb.CurrentTermRequest{})
+}
+
+// heard resets the back-off of connections to a process heard by gossip [F50].
+func (p *peers) heard(process string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for key, c := range p.conns {
+		if key.server == process {
+			c.ResetConnectBackoff()
+		}
+	}
+}
+
+func (p *peers) close() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.closed = true
+	var errs []error
+	for _, c := range p.conns {
+		errs = append(errs, c.Close())
+	}
+	clear(p.conns)
+	return errors.Join(errs...)
+}

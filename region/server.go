@@ -1,0 +1,287 @@
+package region
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"time"
+
+	"github.com/hashicorp/raft"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/headlease/headlease/detector"
+	campaignrun "github.com/headlease/headlease/global/campaign/run"
+	"github.com/headlease/headlease/global/register"
+	"github.com/headlease/headlease/internal/clock"
+	"github.com/headlease/headlease/internal/clusterfile"
+	"github.com/headlease/headlease/internal/fault"
+	"github.com/headlease/headlease/internal/link"
+	"github.com/headlease/headlease/internal/policy"
+	"github.com/headlease/headlease/internal/rungroup"
+	pb "github.com/headlease/headlease/proto/headlease/v1"
+	"github.com/headlease/headlease/region/api"
+	lessorrun "github.com/headlease/headlease/region/lessor/run"
+	"github.com/headlease/headlease/region/replica"
+	"github.com/headlease/headlease/region/vote"
+)
+
+// stopGrace is how long calls under way may last when the server stops.
+const stopGrace = 2 * time.Second
+
+// Server is a region server that listens and has its data open.
+type Server struct {
+	cfg     Config
+	process clusterfile.Process
+
+	links    *link.Links
+	peers    *peers
+	remote   *campaignrun.Voters
+	apiLn    net.Listener
+	votesLn  net.Listener
+	gossip   *link.GossipTransport
+	raftLn   *link.RaftLayer[raft.ServerAddress]
+	detector *detector.Detector
+	replica  *replica.Replica
+	voter    *vote.Voter
+	lessor   *lessorrun.Shell
+	campaign *campaignrun.Shell
+	api      *grpc.Server
+	votes    *grpc.Server
+	health   *health.Server
+}
+
+// New checks everything that can be checked, in an order that changes nothing
+// on disk unless all else is well: configuration, addresses, then the data.
+// Run, or Close, must follow.
+func New(ctx context.Context, cfg Config) (s *Server, err error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	s = &Server{cfg: cfg.withDefaults()}
+	s.process, _ = cfg.File.Process(cfg.Name)
+	s.cfg.Clock = clock.WithFaults(s.cfg.Clock, s.cfg.Faults)
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("region server %s: %w", cfg.Name, errors.Join(err, s.Close()))
+			s = nil
+		}
+	}()
+	if err := s.listen(); err != nil {
+		return s, err
+	}
+	if err := s.makeDetector(); err != nil {
+		return s, err
+	}
+	if err := s.openReplica(ctx); err != nil {
+		return s, err
+	}
+	s.makeShells()
+	return s, s.makeServers()
+}
+
+func (s *Server) listen() (err error) {
+	if s.links, err = link.New(s.cfg.links(s.process)); err != nil {
+		return err
+	}
+	s.peers = newPeers(s.links, s.cfg.File, s.process.Region)
+	s.remote = campaignrun.NewVoters(s.links, s.peers.voters())
+	if s.apiLn, err = s.links.Listen(link.PlaneAPI, s.process.API); err != nil {
+		return err
+	}
+	if s.votesLn, err = s.links.Listen(link.PlaneVotes, s.process.Votes); err != nil {
+		return err
+	}
+	s.raftLn, err = link.NewRaftLayer(s.links, link.RaftConfig[raft.ServerAddress]{
+		Listen: s.process.Raft, Advertise: s.process.Name,
+		Resolve: func(a raft.ServerAddress) (link.Peer, error) { return s.peers.raft(string(a)) },
+	})
+	if err != nil {
+		return err
+	}
+	s.gossip, err = s.links.GossipTransport(link.GossipConfig{Listen: s.process.Gossip, Resolve: s.peers.gossip})
+	return err
+}
+
+func (s *Server) makeDetector() (err error) {
+	c := detector.Config{
+		Name: s.process.Name, Region: s.process.Region, Cluster: s.cfg.File.Cluster, Insecure: s.cfg.Insecure,
+		Transport: s.gossip, D: s.cfg.File.D, Clock: s.cfg.Clock, Logger: s.cfg.Logger,
+		ClusterID: func() string { return s.replica.View().Configuration().GetClusterId() },
+		Heard: func(process string) {
+			s.remote.Heard(process)
+			s.peers.heard(process)
+		},
+	}
+	if s.cfg.Credentials != nil {
+		c.Key = s.cfg.Credentials.GossipKey
+	}
+	for _, p := range s.cfg.File.Peers(s.process.Name) {
+		c.Peers = append(c.Peers, detector.Peer{Name: p.Name, Region: p.Region, Gossip: p.Gossip})
+	}
+	s.detector, err = detector.New(c)
+	if err == nil {
+		s.detector.SetBeat(s.beat)
+	}
+	return err
+}
+
+// beat is this region's heartbeat, while this server leads and the disks of a
+// quorum move; otherwise silence, which means "the region cannot decide".
+func (s *Server) beat() (*pb.Heartbeat, bool) {
+	term, ok := s.replica.Leading()
+	if !ok || !s.replica.PulseFresh(s.cfg.Clock.Now()) {
+		return nil, false
+	}
+	view := s.replica.View()
+	return &pb.Heartbeat{
+		Region: s.process.Region, Server: s.process.Name, Term: term, Pulse: view.PulseIndex(),
+		ClusterId: view.Configuration().GetClusterId(),
+	}, true
+}
+
+func (s *Server) openReplica(ctx context.Context) error {
+	timing, err := replica.ParseTiming(string(s.cfg.File.Timing))
+	if err != nil {
+		return err
+	}
+	s.replica, err = replica.Open(ctx, replica.Config{
+		Name: s.process.Name, Region: s.process.Region, DataDir: s.cfg.DataDir,
+		Stream: s.raftLn, Timing: timing, Clock: s.cfg.Clock, Observer: s, Terms: s.peers,
+		Disk: s.cfg.Faults, Logger: s.cfg.Logger, Exit: s.cfg.Exit,
+	})
+	return err
+}
+
+// verdict is the detector's hint on a region; of the own one it is not asked.
+func (s *Server) verdict(region string) register.Verdict { return s.detector.Suspicion(region).Verdict }
+
+// detectorHint is the detector as the voter's V3 sees it.
+type detectorHint func(region string) register.Verdict
+
+// Verdict of a region.
+func (f detectorHint) Verdict(region string) register.Verdict { return f(region) }
+
+// neverApplied reports whether a proposal's error means that the command
+// surely did not and will not take effect.
+func neverApplied(err error) bool {
+	return errors.Is(err, replica.ErrNotLeader) || errors.Is(err, replica.ErrOverloaded) || errors.Is(err, replica.ErrUninitialised)
+}
+
+func (s *Server) makeShells() {
+	s.voter = vote.New(vote.Config{
+		Region: s.process.Region, Raft: s.replica, Detector: detectorHint(s.verdict),
+		Clock: s.cfg.Clock, Logger: s.cfg.Logger, NeverApplied: neverApplied,
+	})
+	s.lessor = lessorrun.New(lessorrun.Config{Raft: s.replica, Clock: s.cfg.Clock, Logger: s.cfg.Logger})
+	s.campaign = campaignrun.New(campaignrun.Config{
+		Region: s.process.Region, Own: s.voter, Remote: s.remote, Raft: s.replica, Heads: s.lessor,
+		Verdict: s.verdict, Clock: s.cfg.Clock, Rho: Rho, Logger: s.cfg.Logger,
+		Rand: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())), NeverApplied: neverApplied,
+	})
+}
+
+func (s *Server) makeServers() error {
+	identify := api.Identify(s.process.Region, policy.ByConnection)
+	s.health = health.NewServer()
+	rules := &policy.Enforcer{Table: api.Policy(), Identify: identify}
+	server := func(plane link.Plane) *grpc.Server {
+		forward := &api.Forwarder{
+			Leader:   s.leader,
+			Conn:     func(server string) (*grpc.ClientConn, error) { return s.peers.conn(plane, server) },
+			Identify: identify, Local: api.Local(),
+		}
+		options := append(s.links.ServerOptions(plane), rules.ServerOptions()...)
+		g := grpc.NewServer(append(options, grpc.ChainUnaryInterceptor(forward.Unary), grpc.ChainStreamInterceptor(forward.Stream))...)
+		healthpb.RegisterHealthServer(g, s.health)
+		return g
+	}
+	s.api, s.votes = server(link.PlaneAPI), server(link.PlaneVotes)
+	pb.RegisterSessionServiceServer(s.api, &api.Sessions{Region: s.process.Region, Raft: s.replica, Lessor: s.lessor, Identify: identify})
+	pb.RegisterLeaseServiceServer(s.api, &api.Leases{Region: s.process.Region, Raft: s.replica, Lessor: s.lessor, Clock: s.cfg.Clock, Addresses: s.peers.addresses})
+	pb.RegisterClusterServiceServer(s.api, &api.Cluster{
+		Region: s.process.Region, Server: s.process.Name, Version: s.cfg.Version,
+		Replica: s.replica, Campaign: s.campaign, Detector: s.detector, Clock: s.cfg.Clock,
+	})
+	if s.cfg.Drills {
+		fault.Register(s.api, fault.ServiceConfig{Table: s.cfg.Faults, Authorize: link.RequireAdmin, Logger: s.cfg.Logger})
+	}
+	pb.RegisterVoteServiceServer(s.votes, &api.Votes{
+		Voter: s.voter, Raft: s.replica, Clock: s.cfg.Clock, Detector: s.detector, Identify: identify, Version: s.cfg.Version,
+	})
+	pb.RegisterPeerServiceServer(s.votes, s.replica.PeerServer())
+	return errors.Join(rules.Check(s.api), rules.Check(s.votes))
+}
+
+// leader is the region's leader as this server knows it, and whether it is
+// this one and ready.
+func (s *Server) leader() (name string, ready bool) {
+	if _, ok := s.replica.Leading(); ok {
+		return s.process.Name, true
+	}
+	name, _, self := s.replica.Leader()
+	if self {
+		return "", false // elected, and not ready yet
+	}
+	return name, false
+}
+
+// Run serves until ctx ends, which is no error, or until a part fails. It
+// closes the server.
+func (s *Server) Run(ctx context.Context) error {
+	s.cfg.Logger.Info("region server runs", "name", s.process.Name, "region", s.process.Region, "cluster", s.cfg.File.Cluster,
+		"api", s.apiLn.Addr().String(), "votes", s.votesLn.Addr().String(), "initialised", s.replica.Initialised())
+	err := rungroup.Run(ctx,
+		rungroup.Task{Name: "clock", Run: func(ctx context.Context) error {
+			return clock.Watch(ctx, clock.WatchConfig{Clock: s.cfg.Clock, Restarted: s.clockGap})
+		}},
+		rungroup.Task{Name: "detector", Run: s.detector.Run},
+		rungroup.Task{Name: "lessor", Run: s.lessor.Run},
+		rungroup.Task{Name: "votes", Run: func(ctx context.Context) error { return link.ServeGRPC(ctx, s.votes, s.votesLn, stopGrace) }},
+		rungroup.Task{Name: "api", Run: func(ctx context.Context) error { return link.ServeGRPC(ctx, s.api, s.apiLn, stopGrace) }},
+		rungroup.Task{Name: "campaign", Run: s.campaign.Run},
+		rungroup.Task{Name: "replica", Run: s.replica.Run},
+	)
+	return errors.Join(err, s.Close())
+}
+
+// Close releases what New opened; after Run it does nothing more.
+func (s *Server) Close() error {
+	var errs []error
+	add := func(err error) {
+		if err != nil && !errors.Is(err, net.ErrClosed) {
+			errs = append(errs, err)
+		}
+	}
+	for _, g := range []*grpc.Server{s.api, s.votes} {
+		if g != nil {
+			g.Stop()
+		}
+	}
+	for _, ln := range []net.Listener{s.apiLn, s.votesLn} {
+		if ln != nil {
+			add(ln.Close())
+		}
+	}
+	if s.replica != nil {
+		add(s.replica.Close())
+	} else if s.raftLn != nil {
+		add(s.raftLn.Close())
+	}
+	if s.gossip != nil {
+		add(s.gossip.Shutdown())
+	}
+	if s.remote != nil {
+		add(s.remote.Close())
+	}
+	if s.peers != nil {
+		add(s.peers.close())
+	}
+	if s.links != nil {
+		add(s.links.Close())
+	}
+	return errors.Join(errs...)
+}
