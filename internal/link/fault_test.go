@@ -389,7 +389,7 @@ func TestCloseStillSendsWhatIsOnItsWay(t *testing.T) {
 		}
 		time.Sleep(40 * time.Millisecond)
 		got := other.arrived()
-		if len(got) != 1 || got[0] != (arrival{"last words", 40 * time.Millisecond}) || other.ended() != io.EOF {
+		if len(got) != 1 || got[0] != (arrival{"last words", 40 * time.Millisecond}) || !errors.Is(other.ended(), io.EOF) {
 			t.Errorf("%v, %v", got, other.ended())
 		}
 	})
