@@ -111,13 +111,13 @@ var errHung = errors.New("raft did not stop in time: a store call hangs")
 // runRaft starts Raft and its parts, waits for the end, and stops them in
 // order.
 func (r *Replica) runRaft(ctx, parts context.Context, wg *sync.WaitGroup) error {
-	trans := raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
+	trans := transport{raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
 		ServerAddressProvider: byID{},
 		Logger:                r.hlog.Named("transport"),
 		Stream:                r.layer,
 		MaxPool:               maxPool,
 		Timeout:               r.cfg.TransportTimeout,
-	})
+	})}
 	rf, err := raft.NewRaft(r.raftConfig(), r.fsm, r.stores.logs, r.stores.stable, r.stores.snaps, trans)
 	if err != nil {
 		trans.CloseStreams()

@@ -113,6 +113,7 @@ type pipeHalf struct {
 	chunks   [][]byte
 	at       []time.Time
 	closed   bool
+	dead     bool
 	wake     chan struct{}
 }
 
@@ -136,9 +137,7 @@ func (c *simConn) Write(b []byte) (int, error) {
 	if h.closed {
 		return 0, io.ErrClosedPipe
 	}
-	if lost {
-		h.closed = true // a stream that lost bytes never delivers again
-		poke(h.wake)
+	if h.dead = h.dead || lost; h.dead { // a stream that lost bytes is silent for ever
 		return len(b), nil
 	}
 	h.chunks = append(h.chunks, append([]byte(nil), b...))

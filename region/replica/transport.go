@@ -1,0 +1,82 @@
+package replica
+
+import (
+	"sync"
+
+	"github.com/hashicorp/raft"
+)
+
+// transport is hashicorp/raft's network transport with a pipeline that cannot
+// get stuck.
+//
+// In hashicorp/raft v1.8.0 the decoder of a replication pipeline stops for good
+// at the first answer that fails, that times out or that shows a newer term, but
+// the sender may go on: it sends once more and then waits for ever to hand the
+// request to the decoder, since only that very sender would close the pipeline.
+// A deposed leader then never finishes Shutdown; a leader whose stream to a
+// follower went silent under load never replicates to that follower again, while
+// heartbeats go on (docs/decisions/0011).
+type transport struct{ *raft.NetworkTransport }
+
+var (
+	_ raft.WithPreVote = transport{}
+	_ raft.WithClose   = transport{}
+)
+
+// AppendEntriesPipeline wraps the pipeline so that it closes itself with the
+// answer at which its reader stops.
+func (t transport) AppendEntriesPipeline(id raft.ServerID, target raft.ServerAddress) (raft.AppendPipeline, error) {
+	in, err := t.NetworkTransport.AppendEntriesPipeline(id, target)
+	if err != nil {
+		return nil, err
+	}
+	return newPipeline(in), nil
+}
+
+type pipeline struct {
+	raft.AppendPipeline
+	out    chan raft.AppendFuture
+	closed chan struct{}
+	once   sync.Once
+}
+
+func newPipeline(in raft.AppendPipeline) *pipeline {
+	p := &pipeline{AppendPipeline: in, out: make(chan raft.AppendFuture), closed: make(chan struct{})}
+	go p.forward()
+	return p
+}
+
+// forward passes answers on until the last one; it ends with the pipeline,
+// which its user always closes.
+func (p *pipeline) forward() {
+	for {
+		select {
+		case <-p.closed:
+			return
+		case f := <-p.AppendPipeline.Consumer():
+			req, resp := f.Request(), f.Response()
+			last := !resp.Success || resp.Term > req.Term
+			if last {
+				// First, so that the sender is free whatever the reader does next.
+				_ = p.AppendPipeline.Close()
+			}
+			select {
+			case p.out <- f:
+			case <-p.closed:
+				return
+			}
+			if last {
+				return
+			}
+		}
+	}
+}
+
+// Consumer returns the answers in order.
+func (p *pipeline) Consumer() <-chan raft.AppendFuture { return p.out }
+
+// Close ends the pipeline; it may be called again.
+func (p *pipeline) Close() error {
+	p.once.Do(func() { close(p.closed) })
+	return p.AppendPipeline.Close()
+}
