@@ -260,6 +260,9 @@ func TestChildrenDieWithTheirSupervisor(t *testing.T) {
 	for _, p := range s.Processes {
 		if !waitGone(p.PID, 10*time.Second) {
 			t.Errorf("%s (pid %d) outlived its supervisor", p.Name, p.PID)
+			if p.alive() {
+				_ = syscall.Kill(p.PID, syscall.SIGKILL)
+			}
 		}
 	}
 	if stale, err := ReadState(dir); err != nil || !stale.Processes[0].Running {
