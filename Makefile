@@ -1,0 +1,99 @@
+# Make is the contract: `make verify test` is what CI runs (.ci/run).
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := build
+MAKEFLAGS += --no-print-directory
+
+# The one place for build flags: hashicorpmetrics makes raft, its stores and memberlist
+# write to one metrics library (docs/decisions/0001); the version is stamped by hand,
+# so that a build does not depend on git being there and trusting the directory.
+export GOFLAGS := $(strip $(filter-out -tags=% -buildvcs=%,$(shell go env GOFLAGS)) -tags=hashicorpmetrics -buildvcs=false)
+
+VERSION ?= $(shell git -c 'safe.directory=*' describe --tags --always --dirty 2>/dev/null || echo devel)
+LDFLAGS := -s -w -X github.com/headlease/headlease/internal/version.release=$(VERSION)
+
+LINT := go tool -modfile=tools/lint/go.mod golangci-lint
+
+# Packages whose tests start processes and measure time: one after the other.
+PROCESSES := ./cmd/... ./drill/... ./internal/devcluster/...
+OTHERS = $(filter-out $(shell go list $(PROCESSES)),$(shell go list ./...))
+
+.PHONY: build test unit processes race verify fmt vet lint proto tidy hygiene generate fuzz-short explore spec bench demo drills soak clean help
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
+
+build: ## bin/headlease and bin/headlease-witness, static
+	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/...
+
+test: unit processes ## all tests
+
+unit: need-cc # tests inside one process, with the race detector
+	go test -race -timeout 15m $(OTHERS)
+
+processes: # tests that start processes, one package after the other
+	go test -p 1 -timeout 20m $(PROCESSES)
+
+race: need-cc ## all tests with the race detector, also of processes
+	go test -race -timeout 15m $(OTHERS)
+	go test -race -p 1 -timeout 40m $(PROCESSES)
+
+verify: fmt vet lint proto tidy hygiene ## everything that can be checked without running it
+
+fmt:
+	@out=$$(find . -name '*.go' -not -path './.*' -print0 | xargs -0 gofmt -l); \
+	if [ -n "$$out" ]; then echo "$$out"; echo "not formatted; run gofmt -w on them" >&2; exit 1; fi
+
+vet:
+	go vet ./...
+
+lint:
+	$(LINT) run ./...
+
+proto:
+	scripts/proto.sh check
+
+tidy: # go.mod of the project and of the tools say what is used, no more and no less
+	go mod tidy -diff
+	go -C tools mod tidy -diff
+	go -C tools/lint mod tidy -diff
+
+hygiene: need-git
+	scripts/hygiene.sh
+
+generate: ## write the code that proto/ generates
+	scripts/proto.sh write
+
+fuzz-short: ## every fuzz target for FUZZ seconds (5)
+	scripts/fuzz.sh $(or $(FUZZ),5)
+
+explore: ## the explorers of the pure cores, EXPLORE (3m) each
+	go test -count=1 -timeout 60m -v ./global/explore/... -explore.time $(or $(EXPLORE),3m)
+	go test -count=1 -timeout 60m -v ./region/lessor/explore/...
+
+spec: need-cc need-spin ## the Promela models: small complete searches, and every broken rule is caught
+	spec/check.sh
+
+bench: ## every benchmark
+	go test -run '^$$' -bench . -benchmem ./...
+
+demo: build ## lose a region: promotion, and the stale write is refused
+	bin/headlease drill run region-loss
+
+drills: build ## every scenario
+	bin/headlease drill run region-loss
+	bin/headlease drill run cable-cut
+
+soak: build ## region losses over and over, RUNS (10) times; prints the failover time of each
+	@for i in $$(seq $(or $(RUNS),10)); do bin/headlease drill run region-loss --json || exit 1; done
+
+clean: ## remove what was built
+	rm -rf bin
+
+.PHONY: need-cc need-git need-spin
+need-cc: # the race detector and spin's verifiers are compiled by a C compiler
+	@scripts/need.sh gcc gcc libc6-dev
+need-git:
+	@scripts/need.sh git git
+need-spin:
+	@scripts/need.sh spin spin
