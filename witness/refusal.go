@@ -1,9 +1,12 @@
 package witness
 
 import (
+	"errors"
+
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/headlease/headlease/global/config"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
 
@@ -17,6 +20,30 @@ func refusal(code codes.Code, detail *pb.ErrorDetail, format string, args ...any
 		}
 	}
 	return st.Err()
+}
+
+// refusalOf is the gRPC error of what package config refuses.
+func refusalOf(err error) error {
+	var (
+		cluster *config.OtherClusterError
+		version *config.VersionError
+		field   *config.FieldError
+	)
+	switch {
+	case errors.Is(err, config.ErrUninitialised):
+		return refusal(codes.FailedPrecondition, &pb.ErrorDetail{Kind: &pb.ErrorDetail_Uninitialised{Uninitialised: &pb.Uninitialised{}}}, "%v", err)
+	case errors.As(err, &cluster):
+		return refusal(codes.FailedPrecondition, otherCluster(cluster.Own, 0), "%v", err)
+	case errors.As(err, &version):
+		return refusal(codes.FailedPrecondition, otherCluster("", version.Own), "%v", err)
+	case errors.As(err, &field):
+		return invalid(field.Field, field.Remedy)
+	}
+	return refusal(codes.FailedPrecondition, nil, "%v", err)
+}
+
+func otherCluster(id string, version uint64) *pb.ErrorDetail {
+	return &pb.ErrorDetail{Kind: &pb.ErrorDetail_OtherCluster{OtherCluster: &pb.OtherCluster{ClusterId: id, Version: version}}}
 }
 
 func invalid(field, remedy string) error {

@@ -2,12 +2,11 @@ package witness
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"google.golang.org/grpc/codes"
 
-	"github.com/headlease/headlease/global/register"
+	"github.com/headlease/headlease/global/config"
 	"github.com/headlease/headlease/internal/link"
 	"github.com/headlease/headlease/internal/policy"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
@@ -49,13 +48,8 @@ func (s *service) Prepare(ctx context.Context, req *pb.PrepareRequest) (*pb.Prep
 	if err := s.checkCandidate(ctx, req.GetHeader()); err != nil {
 		return nil, err
 	}
-	if err := checkPartitions("partitions", req.GetPartitions()); err != nil {
-		return nil, err
-	}
-	if !req.GetDry() {
-		if err := checkBallot("ballot", req.GetBallot(), req.GetHeader()); err != nil {
-			return nil, err
-		}
+	if err := config.CheckPrepare(req); err != nil {
+		return nil, refusalOf(err)
 	}
 	return s.voter.prepare(ctx, req)
 }
@@ -65,23 +59,8 @@ func (s *service) Accept(ctx context.Context, req *pb.AcceptRequest) (*pb.Accept
 	if err := s.checkCandidate(ctx, req.GetHeader()); err != nil {
 		return nil, err
 	}
-	partitions := make([]string, 0, len(req.GetItems()))
-	for i, item := range req.GetItems() {
-		field := fmt.Sprintf("items[%d]", i)
-		partitions = append(partitions, item.GetPartition())
-		if err := checkBallot(field+".ballot", item.GetBallot(), req.GetHeader()); err != nil {
-			return nil, err
-		}
-		value := register.ValueOf(item.GetValue())
-		if err := value.Check(); err != nil {
-			return nil, invalid(field+".value", err.Error())
-		}
-		if !value.Released() && value.Owner != register.CandidateOf(req.GetHeader()) {
-			return nil, invalid(field+".value.owner", fmt.Sprintf("a candidate proposes itself or a release, not %q", value.Owner.Name))
-		}
-	}
-	if err := checkPartitions("items", partitions); err != nil {
-		return nil, err
+	if err := config.CheckAccept(req); err != nil {
+		return nil, refusalOf(err)
 	}
 	return s.voter.accept(ctx, req)
 }
@@ -107,30 +86,6 @@ func (s *service) checkCandidate(ctx context.Context, h *pb.VoteHeader) error {
 	}
 	if h.GetCandidate() == "" || h.GetCandidate() != id.Region {
 		return refusal(codes.PermissionDenied, nil, "header.candidate: %q is not the region of %s; a region proposes itself only", h.GetCandidate(), id.Path())
-	}
-	return nil
-}
-
-func checkBallot(field string, b *pb.Ballot, h *pb.VoteHeader) error {
-	switch {
-	case b.GetRound() == 0:
-		return invalid(field+".round", "is 0; reserve a ballot first")
-	case b.GetRegion() != h.GetCandidate() || b.GetIncarnation() != h.GetCandidateIncarnation():
-		return invalid(field, fmt.Sprintf("is of region %q, not of the candidate %q; ballots are not shared", b.GetRegion(), h.GetCandidate()))
-	}
-	return nil
-}
-
-func checkPartitions(field string, partitions []string) error {
-	if len(partitions) == 0 {
-		return invalid(field, "names no partition")
-	}
-	seen := make(map[string]bool, len(partitions))
-	for _, p := range partitions {
-		if seen[p] {
-			return invalid(field, fmt.Sprintf("names partition %q twice; once per message", p))
-		}
-		seen[p] = true
 	}
 	return nil
 }

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/headlease/headlease/detector/phi"
+	"github.com/headlease/headlease/global/config"
 	"github.com/headlease/headlease/global/register"
 	"github.com/headlease/headlease/internal/clock"
 	"github.com/headlease/headlease/internal/instant"
@@ -191,8 +192,8 @@ func (v *voter) prepare(ctx context.Context, req *pb.PrepareRequest) (*pb.Prepar
 		return nil, err
 	}
 	defer v.leave()
-	if err := v.checkHeader(req.GetHeader()); err != nil {
-		return nil, err
+	if err := config.CheckHeader(v.configuration, req.GetHeader()); err != nil {
+		return nil, refusalOf(err)
 	}
 	now := v.clock.Now()
 	in := register.PrepareInput{
@@ -233,8 +234,8 @@ func (v *voter) accept(ctx context.Context, req *pb.AcceptRequest) (*pb.AcceptRe
 		return nil, err
 	}
 	defer v.leave()
-	if err := v.checkHeader(req.GetHeader()); err != nil {
-		return nil, err
+	if err := config.CheckHeader(v.configuration, req.GetHeader()); err != nil {
+		return nil, refusalOf(err)
 	}
 	outcomes := make([]outcome, 0, len(req.GetItems()))
 	changes := map[string]register.Change{}
@@ -304,34 +305,6 @@ func (v *voter) knows(partition string) bool {
 	return slices.ContainsFunc(v.configuration.GetPartitions(), func(p *pb.PartitionSpec) bool { return p.GetName() == partition })
 }
 
-// checkHeader refuses messages of another cluster, another configuration, or
-// of a candidate that is no member under the incarnation that it names.
-func (v *voter) checkHeader(h *pb.VoteHeader) error {
-	c := v.configuration
-	if c == nil {
-		return refusal(codes.FailedPrecondition, &pb.ErrorDetail{Kind: &pb.ErrorDetail_Uninitialised{Uninitialised: &pb.Uninitialised{Server: v.name}}},
-			"witness %s has no configuration and does not vote; run 'headlease init'", v.name)
-	}
-	other := &pb.ErrorDetail{Kind: &pb.ErrorDetail_OtherCluster{OtherCluster: &pb.OtherCluster{ClusterId: c.GetClusterId(), Version: c.GetVersion()}}}
-	if h.GetClusterId() != c.GetClusterId() {
-		return refusal(codes.FailedPrecondition, other, "header.cluster_id: %q is not cluster %q of witness %s; check the addresses in cluster.yaml", h.GetClusterId(), c.GetClusterId(), v.name)
-	}
-	if h.GetConfigVersion() != c.GetVersion() {
-		return refusal(codes.FailedPrecondition, other, "header.config_version: %d is not version %d of witness %s; use the decided one", h.GetConfigVersion(), c.GetVersion(), v.name)
-	}
-	want := "region/" + h.GetCandidate()
-	for _, m := range c.GetVoters() {
-		if m.GetId() != want {
-			continue
-		}
-		if m.GetIncarnation() != h.GetCandidateIncarnation() {
-			return refusal(codes.FailedPrecondition, nil, "header.candidate_incarnation: %x is not %x, the configured one of %s; a region whose data is new must be added again", h.GetCandidateIncarnation(), m.GetIncarnation(), want)
-		}
-		return nil
-	}
-	return refusal(codes.FailedPrecondition, nil, "header.candidate: %s is not a voter of configuration %d", want, c.GetVersion())
-}
-
 // describe tells what the voter is and knows.
 func (v *voter) describe(ctx context.Context) (*pb.DescribeVoterResponse, error) {
 	if err := v.enter(ctx); err != nil {
@@ -375,7 +348,7 @@ func (v *voter) configure(ctx context.Context, c *pb.ClusterConfiguration) (*pb.
 		if proto.Equal(have, c) {
 			return &pb.ConfigureResponse{Already: true}, nil
 		}
-		detail := &pb.ErrorDetail{Kind: &pb.ErrorDetail_OtherCluster{OtherCluster: &pb.OtherCluster{ClusterId: have.GetClusterId(), Version: have.GetVersion()}}}
+		detail := otherCluster(have.GetClusterId(), have.GetVersion())
 		if have.GetClusterId() != c.GetClusterId() {
 			return nil, refusal(codes.FailedPrecondition, detail, "configuration.cluster_id: witness %s belongs to cluster %q already, not to %q; give it an empty data directory to make it a member of a new cluster",
 				v.name, have.GetClusterId(), c.GetClusterId())
@@ -401,19 +374,16 @@ func (v *voter) configure(ctx context.Context, c *pb.ClusterConfiguration) (*pb.
 // this witness.
 func (v *voter) checkConfiguration(c *pb.ClusterConfiguration) error {
 	var errs []error
-	if c.GetClusterId() == "" {
-		errs = append(errs, errors.New("configuration.cluster_id: is empty"))
+	if err := config.Check(c); err != nil {
+		errs = append(errs, err)
 	}
 	if c.GetClusterName() != v.cluster {
 		errs = append(errs, fmt.Errorf("configuration.cluster_name: is %q, this witness is of %q", c.GetClusterName(), v.cluster))
 	}
-	if c.GetVersion() != 1 {
+	if c.GetVersion() > 1 {
 		errs = append(errs, fmt.Errorf("configuration.version: is %d; a voter's first is 1", c.GetVersion()))
 	}
-	own := slices.ContainsFunc(c.GetVoters(), func(m *pb.Voter) bool {
-		return m.GetId() == v.id && m.GetIncarnation() == uint64(v.self.incarnation)
-	})
-	if !own {
+	if config.VoterIncarnation(c, v.id) != uint64(v.self.incarnation) {
 		errs = append(errs, fmt.Errorf("configuration.voters: %s with incarnation %x, which it now has, is not among them; describe it and init again", v.id, uint64(v.self.incarnation)))
 	}
 	return errors.Join(errs...)

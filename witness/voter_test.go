@@ -108,7 +108,10 @@ func (r *rig) configuration() *pb.ClusterConfiguration {
 			{Id: "region/eu", Incarnation: uint64(eu.Incarnation)}, {Id: "region/us", Incarnation: uint64(us.Incarnation)},
 			{Id: "witness/w1", Incarnation: uint64(r.self.incarnation)},
 		},
-		Partitions: []*pb.PartitionSpec{{Name: "p"}, {Name: "q"}},
+		Partitions: []*pb.PartitionSpec{
+			{Name: "p", Shards: []*pb.ShardRange{{First: 0, Last: 127}}, Prefer: []string{"eu", "us"}},
+			{Name: "q", Shards: []*pb.ShardRange{{First: 128, Last: 255}}, Prefer: []string{"us", "eu"}},
+		},
 	}
 }
 
@@ -433,13 +436,13 @@ func TestHeaders(t *testing.T) {
 		change func(*pb.VoteHeader)
 		want   string
 	}{
-		"other cluster":    {func(h *pb.VoteHeader) { h.ClusterId = "x" }, "header.cluster_id"},
-		"older version":    {func(h *pb.VoteHeader) { h.ConfigVersion = 0 }, "header.config_version"},
-		"newer version":    {func(h *pb.VoteHeader) { h.ConfigVersion = 2 }, "header.config_version"},
-		"new incarnation":  {func(h *pb.VoteHeader) { h.CandidateIncarnation = 99 }, "header.candidate_incarnation"},
-		"no member":        {func(h *pb.VoteHeader) { h.Candidate = "mars" }, "header.candidate"},
-		"a witness's name": {func(h *pb.VoteHeader) { h.Candidate = "w1" }, "header.candidate"},
-		"nothing at all":   {func(h *pb.VoteHeader) { proto.Reset(h) }, "header.cluster_id"},
+		"other cluster":    {func(h *pb.VoteHeader) { h.ClusterId = "x" }, `message of cluster`},
+		"older version":    {func(h *pb.VoteHeader) { h.ConfigVersion = 0 }, `configuration`},
+		"newer version":    {func(h *pb.VoteHeader) { h.ConfigVersion = 2 }, `configuration`},
+		"new incarnation":  {func(h *pb.VoteHeader) { h.CandidateIncarnation = 99 }, "its data was made anew"},
+		"no member":        {func(h *pb.VoteHeader) { h.Candidate = "mars" }, "is no region"},
+		"a witness's name": {func(h *pb.VoteHeader) { h.Candidate = "w1" }, "is no region"},
+		"nothing at all":   {func(h *pb.VoteHeader) { proto.Reset(h) }, `message of cluster`},
 	} {
 		req, acc := prepareOf(eu, 1, "p"), acceptOf(eu, 1, 1, "p")
 		c.change(req.Header)

@@ -56,7 +56,7 @@ var certificates = sync.OnceValue(func() map[pki.Identity]*pki.Credentials {
 	return out
 })
 
-func config(dir string) Config {
+func configIn(dir string) Config {
 	return Config{
 		Cluster: "test", Name: "w1", DataDir: dir, Votes: "127.0.0.1:0", Gossip: "127.0.0.1:0", D: testD,
 		Credentials: certificates()[idW1], Clock: clock.NewRuntime(), Version: "v", Logger: quiet(),
@@ -119,7 +119,7 @@ func initialise(t *testing.T, r *running) {
 
 func TestOverTLS(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "data")
-	r := run(t, config(dir))
+	r := run(t, configIn(dir))
 	initialise(t, r)
 	c := r.client(t, idEU)
 	p, err := c.Prepare(t.Context(), prepareOf(eu, 1, "p"))
@@ -139,7 +139,7 @@ func TestOverTLS(t *testing.T) {
 		t.Fatalf("Run: %v", err)
 	}
 
-	again := run(t, config(dir))
+	again := run(t, configIn(dir))
 	c = again.client(t, idUS)
 	d, err := c.DescribeVoter(t.Context(), &pb.DescribeVoterRequest{})
 	if err != nil {
@@ -159,7 +159,7 @@ func TestOverTLS(t *testing.T) {
 }
 
 func TestWhoMayDoWhat(t *testing.T) {
-	r := run(t, config(t.TempDir()))
+	r := run(t, configIn(t.TempDir()))
 	initialise(t, r)
 	for _, c := range []struct {
 		name string
@@ -205,7 +205,7 @@ func configureAs(c pb.VoteServiceClient) error {
 }
 
 func TestMalformedVotes(t *testing.T) {
-	r := run(t, config(t.TempDir()))
+	r := run(t, configIn(t.TempDir()))
 	initialise(t, r)
 	c := r.client(t, idEU)
 	for name, p := range map[string]struct {
@@ -261,7 +261,7 @@ func TestABrokenDiskEndsRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer faults.Close()
-	cfg := config(t.TempDir())
+	cfg := configIn(t.TempDir())
 	cfg.Faults = faults
 	w, err := New(cfg)
 	if err != nil {
@@ -286,7 +286,7 @@ func TestABrokenDiskEndsRun(t *testing.T) {
 }
 
 func TestF19AClockGapRestartsTheClocks(t *testing.T) {
-	cfg := config(t.TempDir())
+	cfg := configIn(t.TempDir())
 	manual := &clock.Manual{}
 	cfg.Clock = manual
 	gaps := make(chan struct{}, 16)
@@ -328,7 +328,7 @@ func TestNothingIsChangedWhenTheStartIsRefused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			parent := t.TempDir()
-			cfg := config(filepath.Join(parent, "data"))
+			cfg := configIn(filepath.Join(parent, "data"))
 			c.change(&cfg)
 			before := hashDir(t, parent)
 			w, err := New(cfg)
@@ -352,7 +352,7 @@ func TestEveryMethodHasARule(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer faults.Close()
-	cfg := config(t.TempDir())
+	cfg := configIn(t.TempDir())
 	cfg.Faults = faults
 	w, err := New(cfg) // refuses a method without a rule
 	if err != nil {
