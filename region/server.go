@@ -244,6 +244,11 @@ func (s *Server) Run(ctx context.Context) error {
 		rungroup.Task{Name: "api", Run: func(ctx context.Context) error { return link.ServeGRPC(ctx, s.api, s.apiLn, stopGrace) }},
 		rungroup.Task{Name: "campaign", Run: s.campaign.Run},
 		rungroup.Task{Name: "replica", Run: s.replica.Run},
+		rungroup.Task{Name: "faults", Run: func(ctx context.Context) error {
+			<-ctx.Done()
+			s.cfg.Faults.Close() // first of all: a stop must not wait for bytes that a fault holds back
+			return nil
+		}},
 	)
 	return errors.Join(err, s.Close())
 }

@@ -73,7 +73,12 @@ makes no sense; 'headlease run' passes on the code of its command.`,
 	root.AddCommand(
 		newCertsCmd(a),
 		newConfigCmd(a),
+		newDevCmd(a),
+		newInitCmd(a),
+		newRegionCmd(a),
+		newStatusCmd(a),
 		newVersionCmd(a),
+		newWitnessCmd(a),
 	)
 	return root
 }

@@ -1,7 +1,9 @@
 package fault
 
 import (
+	"errors"
 	"fmt"
+	"os"
 
 	"google.golang.org/protobuf/encoding/protojson"
 
@@ -26,4 +28,31 @@ func FormatStartup(r Rules) ([]byte, error) {
 		DiskFaults:  list.GetDiskFaults(),
 		ClockFaults: list.GetClockFaults(),
 	})
+}
+
+// Startup makes the table of a process started with or without --drills, from
+// its start-up file if one is named. Without drills there is no table: nil,
+// which has no faults.
+func Startup(path string, drills bool) (*Table, error) {
+	if !drills {
+		if path != "" {
+			return nil, errors.New("--faults: needs --drills")
+		}
+		return nil, nil
+	}
+	var rules Rules
+	if path != "" {
+		raw, err := os.ReadFile(path)
+		if err != nil {
+			return nil, fmt.Errorf("--faults: %w", err)
+		}
+		if rules, err = ParseStartup(raw); err != nil {
+			return nil, fmt.Errorf("--faults %s: %w", path, err)
+		}
+	}
+	t, err := NewTable(rules)
+	if err != nil {
+		return nil, fmt.Errorf("--faults %s: %w", path, err)
+	}
+	return t, nil
 }

@@ -258,3 +258,12 @@ func (l *Lessor) RevocationEnd(session, resource string, token fence.Token) (unt
 	}
 	return e.until, true
 }
+
+// Held returns the token that a session holds on a resource, unless revoked.
+func (l *Lessor) Held(session, resource string) (fence.Token, bool) {
+	e := l.lease(session, resource)
+	if e == nil || e.revoked {
+		return 0, false
+	}
+	return e.token, true
+}

@@ -54,6 +54,9 @@ func (r *Replica) outcome(err error) error {
 }
 
 func (r *Replica) notLeader() error {
+	if r.raft.Load() == nil && !r.Initialised() {
+		return fmt.Errorf("%w: %w", &NotLeaderError{}, ErrUninitialised)
+	}
 	name, _, self := r.Leader()
 	if self {
 		name = ""

@@ -304,7 +304,7 @@ func TestUninitialised(t *testing.T) {
 		n := c.open("eu-1")
 		n.run()
 		ctx := context.Background()
-		if _, err := n.r.Propose(ctx, ticket(0)); !errors.Is(err, ErrNotLeader) {
+		if _, err := n.r.Propose(ctx, ticket(0)); !errors.Is(err, ErrNotLeader) || !errors.Is(err, ErrUninitialised) {
 			t.Errorf("propose: %v", err)
 		}
 		if _, err := n.r.Check(ctx); !errors.Is(err, ErrNotLeader) {

@@ -9,13 +9,12 @@ import (
 // transport is hashicorp/raft's network transport with a pipeline that cannot
 // get stuck.
 //
-// In hashicorp/raft v1.8.0 the decoder of a replication pipeline stops for good
-// at the first answer that fails, that times out or that shows a newer term, but
-// the sender may go on: it sends once more and then waits for ever to hand the
-// request to the decoder, since only that very sender would close the pipeline.
-// A deposed leader then never finishes Shutdown; a leader whose stream to a
-// follower went silent under load never replicates to that follower again, while
-// heartbeats go on (docs/decisions/0011).
+// In hashicorp/raft v1.8.0 the reader of a replication pipeline stops for good
+// at the first answer that is not a success or shows a newer term, but the
+// sender may be waiting, with no way out, to hand its next request over: only
+// that very sender would close the pipeline. A deposed leader then never
+// finishes Shutdown, and a leader to whom a follower once said no never
+// replicates to it again while heartbeats go on (docs/decisions/0011).
 type transport struct{ *raft.NetworkTransport }
 
 var (

@@ -14,44 +14,42 @@ import (
 // were in flight gets entries again once it can be reached, under the same
 // leader.
 func TestSilentStreamUnderLoad(t *testing.T) {
-	for range 1 {
-		synctest.Test(t, func(t *testing.T) {
-			c := newCluster(t, newSimNet(), three, func(cfg *Config) { cfg.TransportTimeout = 300 * time.Millisecond })
-			c.start()
-			n := c.setup()
-			term, _ := n.r.Leading()
-			var other *node
-			for _, f := range c.all() {
-				if f != n {
-					other = f
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, newSimNet(), three, func(cfg *Config) { cfg.TransportTimeout = 300 * time.Millisecond })
+		c.start()
+		n := c.setup()
+		term, _ := n.r.Leading()
+		var other *node
+		for _, f := range c.all() {
+			if f != n {
+				other = f
+			}
+		}
+		c.sim.far(n.name, 10*time.Millisecond, other.name) // always some in flight
+		ctx, cancel := context.WithCancel(context.Background())
+		var wg sync.WaitGroup
+		for range 4 {
+			wg.Go(func() {
+				for ctx.Err() == nil {
+					_, _ = n.reserve(ctx)
+					time.Sleep(3 * time.Millisecond)
 				}
-			}
-			c.sim.far(n.name, 10*time.Millisecond, other.name) // always some in flight
-			ctx, cancel := context.WithCancel(context.Background())
-			var wg sync.WaitGroup
-			for range 4 {
-				wg.Go(func() {
-					for ctx.Err() == nil {
-						_, _ = n.reserve(ctx)
-						time.Sleep(time.Millisecond)
-					}
-				})
-			}
-			time.Sleep(100 * time.Millisecond)
-			c.sim.isolate(other.name, true)
-			time.Sleep(20 * time.Millisecond)
-			c.sim.isolate(other.name, false) // the streams that were open stay silent
-			time.Sleep(time.Second)
-			cancel()
-			wg.Wait()
-			if now, ok := n.r.Leading(); !ok || now != term {
-				t.Fatalf("leadership moved: this run shows nothing")
-			}
-			want := n.r.View().BallotRound()
-			c.until("catching up", func() bool { return other.r.View().BallotRound() >= want })
-			c.stop()
-		})
-	}
+			})
+		}
+		time.Sleep(100 * time.Millisecond)
+		c.sim.isolate(other.name, true)
+		time.Sleep(20 * time.Millisecond)
+		c.sim.isolate(other.name, false) // the streams that were open stay silent
+		time.Sleep(500 * time.Millisecond)
+		cancel()
+		wg.Wait()
+		if now, ok := n.r.Leading(); !ok || now != term {
+			t.Fatalf("leadership moved: this run shows nothing")
+		}
+		want := n.r.View().BallotRound()
+		c.until("catching up", func() bool { return other.r.View().BallotRound() >= want })
+		c.stop()
+	})
 }
 
 // stuckPipeline is hashicorp/raft's pipeline after its reader has gone:

@@ -176,7 +176,7 @@ func TestSessionBound(t *testing.T) {
 	h := newHarness(t)
 	s := &session{gen: h.m.gen, id: "x", lowest: 1}
 	for i := range MaxSessions {
-		h.m.sessions.Set(fmt.Sprintf("%07d", i), s)
+		h.m.sessions.Load(fmt.Sprintf("%07d", i), s) // in rising order
 	}
 	if e := h.do(cmdOpen("one more")).GetError(); errKind(e) != errKind(errOverloaded("")) {
 		t.Fatalf("%v", e)

@@ -1,0 +1,188 @@
+// Package admin is what an operator does to a whole cluster: set it up, and
+// look at it. Every command is safe to repeat.
+package admin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
+
+	"github.com/headlease/headlease/internal/clusterfile"
+	"github.com/headlease/headlease/internal/link"
+	"github.com/headlease/headlease/internal/pki"
+	pb "github.com/headlease/headlease/proto/headlease/v1"
+)
+
+// Links makes the connections, with an admin's identity.
+type Links interface {
+	DialGRPC(plane link.Plane, peer link.Peer, extra ...grpc.DialOption) (*grpc.ClientConn, error)
+}
+
+// Cluster is a cluster file's processes as an operator reaches them. Safe for
+// concurrent use; close it when done.
+type Cluster struct {
+	file  clusterfile.File
+	links Links
+
+	mu    sync.Mutex
+	conns map[key]*grpc.ClientConn
+}
+
+type key struct {
+	plane link.Plane
+	name  string
+}
+
+// New returns the cluster of a file. It connects when asked something.
+func New(file clusterfile.File, links Links) *Cluster {
+	return &Cluster{file: file, links: links, conns: map[key]*grpc.ClientConn{}}
+}
+
+// File is the cluster file.
+func (c *Cluster) File() clusterfile.File { return c.file }
+
+// Close ends the connections.
+func (c *Cluster) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var errs []error
+	for _, conn := range c.conns {
+		errs = append(errs, conn.Close())
+	}
+	clear(c.conns)
+	return errors.Join(errs...)
+}
+
+func (c *Cluster) conn(plane link.Plane, p clusterfile.Process) (*grpc.ClientConn, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	k := key{plane, p.Name}
+	if conn := c.conns[k]; conn != nil {
+		return conn, nil
+	}
+	address := p.API
+	if plane == link.PlaneVotes {
+		address = p.Votes
+	}
+	conn, err := c.links.DialGRPC(plane, link.Peer{Name: p.Name, Region: p.Region, Role: pki.Role(p.Role), Address: address})
+	if err != nil {
+		return nil, err
+	}
+	c.conns[k] = conn
+	return conn, nil
+}
+
+// Unreachable is a process that did not answer on a plane.
+type Unreachable struct {
+	Process clusterfile.Process
+	Plane   link.Plane
+	Err     error
+}
+
+func (u *Unreachable) Error() string {
+	address := u.Process.API
+	if u.Plane == link.PlaneVotes {
+		address = u.Process.Votes
+	}
+	return fmt.Sprintf("%s did not answer on the %s plane at %s: %s; start it, or correct its address in the cluster file",
+		u.Process.Identity(), u.Plane, address, status.Convert(u.Err).Message())
+}
+
+// Unwrap is the cause.
+func (u *Unreachable) Unwrap() error { return u.Err }
+
+// askTimeout bounds one question to one process.
+const askTimeout = 2 * time.Second
+
+// ask calls one process on a plane.
+func (c *Cluster) ask(ctx context.Context, plane link.Plane, p clusterfile.Process, timeout time.Duration, call func(context.Context, *grpc.ClientConn) error) error {
+	conn, err := c.conn(plane, p)
+	if err == nil {
+		ctx, cancel := context.WithTimeout(ctx, timeout)
+		defer cancel()
+		err = call(ctx, conn)
+	}
+	if err != nil {
+		return &Unreachable{Process: p, Plane: plane, Err: err}
+	}
+	return nil
+}
+
+// DescribeServer asks one region server what it is.
+func (c *Cluster) DescribeServer(ctx context.Context, p clusterfile.Process) (res *pb.DescribeServerResponse, err error) {
+	err = c.ask(ctx, link.PlaneAPI, p, askTimeout, func(ctx context.Context, conn *grpc.ClientConn) (err error) {
+		res, err = pb.NewClusterServiceClient(conn).DescribeServer(ctx, &pb.DescribeServerRequest{})
+		return err
+	})
+	return res, err
+}
+
+// DescribeVoter asks one process what it is as a voter; a region's server
+// forwards to its leader.
+func (c *Cluster) DescribeVoter(ctx context.Context, p clusterfile.Process) (res *pb.DescribeVoterResponse, err error) {
+	err = c.ask(ctx, link.PlaneVotes, p, askTimeout, func(ctx context.Context, conn *grpc.ClientConn) (err error) {
+		res, err = pb.NewVoteServiceClient(conn).DescribeVoter(ctx, &pb.DescribeVoterRequest{})
+		return err
+	})
+	return res, err
+}
+
+// RegionStatus asks a region's servers in turn for its status, which its
+// leader answers.
+func (c *Cluster) RegionStatus(ctx context.Context, region string) (res *pb.StatusResponse, err error) {
+	var errs []error
+	for _, p := range c.file.RegionProcesses(region) {
+		err := c.ask(ctx, link.PlaneAPI, p, askTimeout, func(ctx context.Context, conn *grpc.ClientConn) (err error) {
+			res, err = pb.NewClusterServiceClient(conn).Status(ctx, &pb.StatusRequest{})
+			return err
+		})
+		if err == nil {
+			return res, nil
+		}
+		errs = append(errs, err)
+	}
+	return nil, errors.Join(errs...)
+}
+
+// SetFaults sets faults in one process of a cluster under drill. They act on
+// what that process sends, reads or times, and expire by themselves.
+func (c *Cluster) SetFaults(ctx context.Context, p clusterfile.Process, req *pb.SetFaultsRequest) error {
+	return c.faults(ctx, p, func(ctx context.Context, f pb.FaultServiceClient) error {
+		_, err := f.SetFaults(ctx, req)
+		return err
+	})
+}
+
+// ClearFaults ends all faults that SetFaults has set in one process.
+func (c *Cluster) ClearFaults(ctx context.Context, p clusterfile.Process) error {
+	return c.faults(ctx, p, func(ctx context.Context, f pb.FaultServiceClient) error {
+		_, err := f.ClearFaults(ctx, &pb.ClearFaultsRequest{})
+		return err
+	})
+}
+
+func (c *Cluster) faults(ctx context.Context, p clusterfile.Process, call func(context.Context, pb.FaultServiceClient) error) error {
+	plane := link.PlaneAPI
+	if p.Role == clusterfile.RoleWitness {
+		plane = link.PlaneVotes
+	}
+	return c.ask(ctx, plane, p, askTimeout, func(ctx context.Context, conn *grpc.ClientConn) error {
+		return call(ctx, pb.NewFaultServiceClient(conn))
+	})
+}
+
+// each calls f for every process at once and joins the errors.
+func each(processes []clusterfile.Process, f func(i int, p clusterfile.Process) error) error {
+	var wg sync.WaitGroup
+	errs := make([]error, len(processes))
+	for i, p := range processes {
+		wg.Go(func() { errs[i] = f(i, p) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}

@@ -1,0 +1,187 @@
+package admin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/headlease/headlease/global/config"
+	"github.com/headlease/headlease/internal/clusterfile"
+	"github.com/headlease/headlease/internal/link"
+	pb "github.com/headlease/headlease/proto/headlease/v1"
+)
+
+const (
+	initTimeout  = 30 * time.Second
+	retryAfter   = 250 * time.Millisecond
+	configTimout = 10 * time.Second
+)
+
+// Init sets the cluster of the file up: each region's Raft group and
+// incarnation, then configuration 1 at every voter. It is idempotent and may be
+// run again after it was broken off at any point: what a voter has already is
+// kept, and a configuration that one voter has becomes that of all. progress is
+// told each step. Processes that do not answer are asked again until ctx ends;
+// the error then names each of them and the plane.
+func (c *Cluster) Init(ctx context.Context, progress func(string)) (*pb.ClusterConfiguration, error) {
+	var regions, witnesses []clusterfile.Process
+	for _, p := range c.file.Processes() {
+		if p.Role == clusterfile.RoleRegion {
+			regions = append(regions, p)
+		} else {
+			witnesses = append(witnesses, p)
+		}
+	}
+	servers := make([]*pb.DescribeServerResponse, len(regions))
+	err := retry(ctx, func() error {
+		return each(regions, func(i int, p clusterfile.Process) (err error) {
+			servers[i], err = c.DescribeServer(ctx, p)
+			return err
+		})
+	})
+	if err != nil {
+		return nil, err
+	}
+	progress(fmt.Sprintf("%d region servers answer", len(servers)))
+
+	voters := make([]*pb.Voter, len(c.file.Regions))
+	for i, r := range c.file.Regions {
+		inc, err := c.initRegion(ctx, r, regions, servers)
+		if err != nil {
+			return nil, err
+		}
+		voters[i] = &pb.Voter{Id: config.RegionVoter(r.Name), Incarnation: inc}
+		progress(fmt.Sprintf("region %s: Raft group of %d servers, incarnation %x", r.Name, len(r.Servers), inc))
+	}
+
+	// One server of each region speaks for its voter.
+	processes := make([]clusterfile.Process, 0, len(voters)+len(witnesses))
+	for _, r := range c.file.Regions {
+		processes = append(processes, c.file.RegionProcesses(r.Name)[0])
+	}
+	processes = append(processes, witnesses...)
+	described := make([]*pb.DescribeVoterResponse, len(processes))
+	err = retry(ctx, func() error {
+		return each(processes, func(i int, p clusterfile.Process) (err error) {
+			described[i], err = c.DescribeVoter(ctx, p)
+			return err
+		})
+	})
+	if err != nil {
+		return nil, err
+	}
+	conf, err := c.configuration(described)
+	if err != nil {
+		return nil, err
+	}
+	err = retry(ctx, func() error {
+		return each(processes, func(_ int, p clusterfile.Process) error {
+			return c.ask(ctx, link.PlaneVotes, p, configTimout, func(ctx context.Context, conn *grpc.ClientConn) error {
+				_, err := pb.NewVoteServiceClient(conn).Configure(ctx, &pb.ConfigureRequest{Configuration: conf})
+				return err
+			})
+		})
+	})
+	if err != nil {
+		return nil, err
+	}
+	progress(fmt.Sprintf("cluster %s (%s): configuration %d at all %d voters", conf.GetClusterName(), conf.GetClusterId(), conf.GetVersion(), len(processes)))
+	return conf, nil
+}
+
+// initRegion makes one region's Raft group and returns its incarnation.
+func (c *Cluster) initRegion(ctx context.Context, r clusterfile.Region, processes []clusterfile.Process, described []*pb.DescribeServerResponse) (uint64, error) {
+	req := &pb.InitRegionRequest{Region: r.Name}
+	var own []clusterfile.Process
+	for i, p := range processes {
+		if p.Region != r.Name {
+			continue
+		}
+		if described[i].GetName() != p.Name || described[i].GetRegion() != p.Region {
+			return 0, fmt.Errorf("the process at %s is %s/%s, not %s; correct the addresses in the cluster file",
+				p.API, described[i].GetRegion(), described[i].GetName(), p.Identity())
+		}
+		own = append(own, p)
+		req.Servers = append(req.Servers, &pb.RaftServer{Name: p.Name, RaftId: described[i].GetRaftId()})
+	}
+	incarnations := make([]uint64, len(own))
+	err := each(own, func(i int, p clusterfile.Process) error {
+		return c.ask(ctx, link.PlaneAPI, p, initTimeout, func(ctx context.Context, conn *grpc.ClientConn) error {
+			res, err := pb.NewClusterServiceClient(conn).InitRegion(ctx, req)
+			incarnations[i] = res.GetIncarnation()
+			return err
+		})
+	})
+	if err != nil {
+		return 0, err
+	}
+	for _, inc := range incarnations {
+		if inc != incarnations[0] {
+			return 0, fmt.Errorf("the servers of region %s belong to different groups (incarnations %x); wipe the ones that do not belong there and run init again", r.Name, incarnations)
+		}
+	}
+	return incarnations[0], nil
+}
+
+// configuration is the one that a voter has, or a new one of all voters.
+func (c *Cluster) configuration(described []*pb.DescribeVoterResponse) (*pb.ClusterConfiguration, error) {
+	var have *pb.ClusterConfiguration
+	for _, d := range described {
+		conf := d.GetConfiguration()
+		switch {
+		case conf == nil:
+		case have == nil:
+			have = conf
+		case have.GetClusterId() != conf.GetClusterId():
+			return nil, fmt.Errorf("voters belong to different clusters (%s and %s); wipe the data directories of those that do not belong here", have.GetClusterId(), conf.GetClusterId())
+		case have.GetVersion() < conf.GetVersion():
+			have = conf
+		}
+	}
+	var voters []*pb.Voter
+	for _, d := range described {
+		voters = append(voters, d.GetState().GetVoter())
+	}
+	if have == nil {
+		have = config.FromFile(c.file, uuid.NewString())
+		have.Voters = voters
+		return have, config.Check(have)
+	}
+	var errs []error
+	for _, v := range voters {
+		if config.VoterIncarnation(have, v.GetId()) != v.GetIncarnation() {
+			errs = append(errs, fmt.Errorf("voter %s (incarnation %x) is not a member of the cluster's configuration %d: its data was made anew, or it joined later; remove the old member and add the new one",
+				v.GetId(), v.GetIncarnation(), have.GetVersion()))
+		}
+	}
+	want := config.FromFile(c.file, have.GetClusterId())
+	want.Voters, want.Version = have.GetVoters(), have.GetVersion()
+	if !proto.Equal(want, have) {
+		errs = append(errs, errors.New("the cluster was made with other partitions, shards or d than the cluster file says; init changes nothing that exists, so correct the file"))
+	}
+	return have, errors.Join(errs...)
+}
+
+// retry calls f until it succeeds or ctx ends; the last error is returned.
+func retry(ctx context.Context, f func() error) error {
+	for {
+		err := f()
+		if err == nil {
+			return nil
+		}
+		var gone *Unreachable
+		if !errors.As(err, &gone) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(retryAfter):
+		}
+	}
+}

@@ -1,0 +1,115 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/headlease/headlease/internal/clock"
+	"github.com/headlease/headlease/internal/clusterfile"
+	"github.com/headlease/headlease/internal/fault"
+	"github.com/headlease/headlease/internal/pki"
+	"github.com/headlease/headlease/internal/version"
+	"github.com/headlease/headlease/region"
+)
+
+func newRegionCmd(a *app) *cobra.Command {
+	var name, dataDir, faults string
+	var drills bool
+	cmd := &cobra.Command{
+		Use:   "region",
+		Short: "Run a region server",
+		Long: `Region runs one region server of the cluster file: a member of its region's Raft
+group. It serves leases after 'headlease init' has set the cluster up.
+
+It ends when its disk fails or hangs, on SIGTERM and on an interrupt, handing its
+leadership over first.`,
+		Example: `  headlease region -f cluster.yaml --name eu-1 --data-dir /var/lib/headlease --certs /etc/headlease`,
+		Args:    usage(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			f, err := a.clusterFile()
+			if err != nil {
+				return err
+			}
+			if name != "" {
+				f.Name = name
+			}
+			if dataDir != "" {
+				f.DataDir = dataDir
+			}
+			return runRegion(cmd.Context(), a, f, faults, drills)
+		},
+	}
+	cmd.Flags().StringVar(&name, "name", "", "which region server of the cluster file this is (HEADLEASE_NAME)")
+	cmd.Flags().StringVar(&dataDir, "data-dir", "", "directory for this server alone (HEADLEASE_DATA_DIR)")
+	cmd.Flags().BoolVar(&drills, "drills", false, "let an admin inject faults; never in production")
+	cmd.Flags().StringVar(&faults, "faults", "", "file of the faults in force from the start; needs --drills")
+	return cmd
+}
+
+func runRegion(ctx context.Context, a *app, f clusterfile.File, faults string, drills bool) error {
+	log, err := a.logger()
+	if err != nil {
+		return err
+	}
+	process, err := findServer(f)
+	if err != nil {
+		return err
+	}
+	cfg := region.Config{
+		File: f, Name: process.Name, DataDir: f.DataDir, Insecure: a.insecure, Drills: drills,
+		Version: version.String(), Logger: log.With("server", process.Name),
+	}
+	var errs []error
+	if f.DataDir == "" {
+		errs = append(errs, errors.New("data_dir: is not set; give --data-dir or HEADLEASE_DATA_DIR"))
+	}
+	switch {
+	case a.insecure:
+	case f.Certs == "":
+		errs = append(errs, errors.New("certs: is not set; give --certs or HEADLEASE_CERTS ('headlease certs' makes a set), or --insecure on loopback"))
+	default:
+		want := pki.Identity{Cluster: f.Cluster, Role: pki.RoleRegion, Region: process.Region, Name: process.Name}
+		if cfg.Credentials, err = pki.Load(pki.LoadConfig{Dir: f.Certs, Want: want, Gossip: true}); err != nil {
+			errs = append(errs, fmt.Errorf("certs: %w", err))
+		}
+	}
+	if cfg.Faults, err = fault.Startup(faults, drills); err != nil {
+		errs = append(errs, err)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	if cfg.Clock, err = clock.NewSystem(); err != nil {
+		return err
+	}
+	s, err := region.New(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	return s.Run(ctx)
+}
+
+// findServer returns the region server that this process is.
+func findServer(f clusterfile.File) (clusterfile.Process, error) {
+	if p, ok := f.Process(f.Name); ok && p.Role == clusterfile.RoleRegion {
+		return p, nil
+	}
+	var names []string
+	for _, p := range f.Processes() {
+		if p.Role == clusterfile.RoleRegion {
+			names = append(names, p.Name)
+		}
+	}
+	known := strings.Join(names, ", ")
+	if f.Name == "" {
+		return clusterfile.Process{}, fmt.Errorf("name: is not set; give --name or HEADLEASE_NAME, a region server of the cluster file (it has %s)", known)
+	}
+	if _, ok := f.Witness(f.Name); ok {
+		return clusterfile.Process{}, fmt.Errorf("name: %q is a witness, not a region server; start it with 'headlease witness'", f.Name)
+	}
+	return clusterfile.Process{}, fmt.Errorf("name: %q is not a region server of the cluster file (it has %s)", f.Name, known)
+}

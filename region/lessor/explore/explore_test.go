@@ -1,0 +1,114 @@
+package explore
+
+import (
+	"flag"
+	"maps"
+	"slices"
+	"testing"
+)
+
+var (
+	factor = flag.Float64("explore.factor", 1, "multiplies the limits of states")
+	traces = flag.Bool("explore.trace", false, "print the counterexamples")
+)
+
+// base is what most slices share: TTL = D = 2 ticks, two terms.
+func base() options {
+	return options{ttl: 2 * tick, d: 2 * tick, terms: 2, grants: 2, epochs: 1, queue: 1, requests: 1}
+}
+
+func with(change func(*options)) options {
+	o := base()
+	change(&o)
+	return o
+}
+
+func run(t *testing.T, o options, b bug) result {
+	t.Helper()
+	o.bug = b.withDefaults()
+	o.limit = int(float64(o.limit) * *factor / raceCost)
+	return search(held(&o))
+}
+
+// slices of the world in which the shipped parts must hold.
+var slicesOf = map[string]options{
+	"session": with(func(o *options) { o.terms, o.limit = 3, 60_000 }),
+	"split":   with(func(o *options) { o.terms, o.split, o.limit = 2, true, 60_000 }),
+	"revoke":  with(func(o *options) { o.revoke, o.limit = true, 60_000 }),
+	"ttl3":    with(func(o *options) { o.ttl, o.revoke, o.breaks, o.limit = 3*tick, true, 1, 60_000 }),
+	"d3":      with(func(o *options) { o.d, o.revoke, o.limit = 3*tick, true, 40_000 }),
+	"order": with(func(o *options) {
+		o.terms, o.grants, o.queue, o.revoke, o.requests, o.acquire, o.limit = 1, 3, 2, true, 2, true, 60_000
+	}),
+	"drop":    with(func(o *options) { o.epochs, o.drop, o.acquire, o.requests, o.limit = 2, true, true, 2, 60_000 }),
+	"replies": with(func(o *options) { o.revoke, o.release, o.replies, o.limit = true, true, true, 60_000 }),
+	"near": with(func(o *options) {
+		o.terms, o.grants, o.epochs, o.queue, o.breaks, o.requests = 3, 3, 2, 2, 1, 3
+		o.drop, o.replies, o.revoke, o.release, o.acquire, o.split, o.limit = true, true, true, true, true, true, 60_000
+	}),
+}
+
+// TestShippedPartsHold: no slice has a violation.
+func TestShippedPartsHold(t *testing.T) {
+	total := 0
+	for _, name := range slices.Sorted(maps.Keys(slicesOf)) {
+		r := run(t, slicesOf[name], bug{})
+		total += r.states
+		t.Logf("%-10s %v", name, r)
+		if r.violation != "" {
+			t.Errorf("%s: %s: %s", name, r.violation, r.path())
+		}
+	}
+	t.Logf("%d states in all", total)
+}
+
+// where each bug shows: the smallest slice.
+var where = map[string]options{
+	"F1":            with(func(o *options) { o.split = true }),
+	"F2":            with(func(o *options) { o.terms = 3 }),
+	"F7":            with(func(o *options) { o.terms = 1 }),
+	"F8":            with(func(o *options) { o.terms = 1 }),
+	"F9":            with(func(o *options) { o.terms, o.revoke = 1, true }),
+	"F9 new leader": with(func(o *options) { o.revoke = true }),
+	"F10":           with(func(o *options) { o.terms, o.replies = 1, true }),
+	"F18":           with(func(o *options) { o.terms = 1 }),
+	"L1":            with(func(o *options) { o.ttl, o.terms, o.revoke, o.breaks = 3*tick, 1, true, 1 }),
+	"L2":            with(func(o *options) { o.split = true }),
+	"L3":            with(func(o *options) { o.ttl, o.revoke = 3*tick, true }),
+	"L4":            with(func(o *options) { o.terms, o.grants, o.requests, o.acquire, o.queue = 1, 3, 2, true, 2 }),
+	"L5 old term":   with(func(o *options) { o.revoke, o.queue = true, 2 }),
+	"L5 reorder":    with(func(o *options) { o.ttl, o.terms, o.revoke, o.breaks, o.queue = 3*tick, 1, true, 1, 2 }),
+	"L6":            with(func(o *options) { o.ttl, o.terms, o.epochs, o.drop = 3*tick, 1, 2, true }),
+	"flat client":   with(func(o *options) { o.revoke, o.queue, o.limit = true, 2, 60_000 }),
+	"drop unsaid":   with(func(o *options) { o.ttl, o.terms, o.epochs, o.drop, o.limit = 3*tick, 1, 2, true, 60_000 }),
+}
+
+// bugLimit of states: a bug not found by then is not caught.
+const bugLimit = 400_000
+
+// TestSeededBugsAreCaught: each broken rule shows.
+func TestSeededBugsAreCaught(t *testing.T) {
+	for _, name := range slices.Sorted(maps.Keys(bugs)) {
+		t.Run(name, func(t *testing.T) {
+			o := where[name]
+			o.limit = bugLimit
+			r := run(t, o, bugs[name]())
+			t.Logf("%v", r)
+			if r.violation == "" {
+				t.Errorf("the seeded bug %s is not caught", name)
+			}
+			if *traces {
+				t.Log(r.path())
+			}
+		})
+	}
+	for _, name := range slices.Sorted(maps.Keys(controls)) {
+		t.Run("control "+name, func(t *testing.T) {
+			r := run(t, where[name], controls[name]())
+			t.Logf("%v", r)
+			if r.violation != "" {
+				t.Errorf("%s: %s: %s", name, r.violation, r.path())
+			}
+		})
+	}
+}

@@ -1,0 +1,506 @@
+package explore
+
+import (
+	"encoding/binary"
+	"fmt"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/headlease/headlease/client/validity"
+	"github.com/headlease/headlease/fence"
+	"github.com/headlease/headlease/internal/instant"
+	pb "github.com/headlease/headlease/proto/headlease/v1"
+	"github.com/headlease/headlease/region/lessor"
+	"github.com/headlease/headlease/region/state"
+)
+
+// tick is the world's unit of time.
+const tick = time.Second
+
+// origin keeps instants away from zero.
+const origin = instant.Instant(1000 * tick)
+
+// options are what a slice leaves in, and its bounds.
+type options struct {
+	ttl, d time.Duration
+	// terms, grants per epoch, epochs and messages per stream at most.
+	terms  uint64
+	grants fence.Seq
+	epochs fence.Epoch
+	queue  int
+	breaks int
+	// What may happen.
+	drop, replies, revoke, release, acquire bool
+	// split: a leadership check begins and passes in two steps, and a stale
+	// leader takes keepalives.
+	split bool
+	// requests per session.
+	requests uint64
+	bug      bug
+	limit    int
+}
+
+// client is what the world needs of validity.Table.
+type client interface {
+	StreamOpened() validity.StreamID
+	StreamBroken(validity.StreamID)
+	Keepalive(now instant.Instant, session string, on validity.StreamID) *pb.Keepalive
+	RequestBegun(session string, request uint64, resource string)
+	AcquireAnswered(now, sent instant.Instant, session string, request uint64, a *pb.AcquireResponse) []validity.Event
+	Received(now instant.Instant, on validity.StreamID, m *pb.AttachResponse) []validity.Event
+	Releasing(now instant.Instant, session, resource string, token fence.Token)
+	Lease(session, resource string) (fence.Token, bool)
+	Valid(now instant.Instant, session, resource string, token fence.Token) bool
+	Term() uint64
+	AppendBelief(b []byte, now instant.Instant) []byte
+	clone() client
+}
+
+type shipped struct{ *validity.Table }
+
+func (s shipped) clone() client { return shipped{s.Clone()} }
+
+// world is one state of everything. Successors share what they do not change.
+type world struct {
+	o    *options
+	rs   *regionStates
+	now  instant.Instant
+	term uint64
+	cur  int
+	st   *regionState
+	// headRight is how long any leader of the region may hold the partition,
+	// taken what has become of it: 0 ours, 1 another region's, 2 dropped here.
+	headRight instant.Instant
+	taken     int
+	lastToken fence.Token
+	breaks    int
+
+	slots   [2]slot
+	clients [2]client
+	request [2]uint64 // last used
+	open    [2]uint64 // open Acquire, 0: none
+	reply   [2]*reply
+	rel     [2]fence.Token
+	x       seeded
+
+	ownLessor, ownClient [2]bool
+	broken               string
+}
+
+// slot is a server: a leader, a stale one, or none.
+type slot struct {
+	l       *lessor.Lessor
+	pending []lessor.Command
+	streams [2]validity.StreamID
+	queues  [2][]queued
+	// arrived: a keepalive waits for a check that is not begun.
+	arrived [2]bool
+	lastArr [2]instant.Instant
+	ticket  *lessor.Ticket
+}
+
+type queued struct {
+	m  *pb.AttachResponse
+	at instant.Instant
+}
+
+type reply struct {
+	m       *pb.AcquireResponse
+	request uint64
+}
+
+func newWorld(o *options) *world {
+	rs := newRegionStates(*o)
+	w := &world{o: o, rs: rs, now: origin, term: 1, st: rs.root}
+	for i := range w.clients {
+		w.clients[i] = o.bug.client(i, o.ttl)
+		for l := range w.slots {
+			w.slots[l].streams[i] = w.clients[i].StreamOpened()
+		}
+		w.ownClient[i] = true
+	}
+	w.lead()
+	return w
+}
+
+// held is the world in which session 0 holds and session 1 waits, both just
+// acknowledged.
+func held(o *options) *world {
+	w := newWorld(o)
+	w.renew()
+	for i := range w.clients {
+		w.acquireBy(i)
+	}
+	for i := range w.clients {
+		w.keepalive(0, i)
+	}
+	w.check(0)
+	for i := range w.clients {
+		w.deliver(0, i, 0)
+	}
+	if _, ok := w.clients[0].Lease(sessionIDs[0], resource); !ok || !w.believes(0) {
+		panic("set-up: session 0 does not believe")
+	}
+	return w
+}
+
+func (w *world) fork() *world {
+	n := *w
+	n.ownLessor, n.ownClient = [2]bool{}, [2]bool{}
+	return &n
+}
+
+func (w *world) lessor(l int) *lessor.Lessor {
+	if !w.ownLessor[l] {
+		w.slots[l].l, w.ownLessor[l] = w.slots[l].l.Clone(), true
+	}
+	return w.slots[l].l
+}
+
+func (w *world) client(i int) client {
+	if !w.ownClient[i] {
+		w.clients[i], w.ownClient[i] = w.clients[i].clone(), true
+	}
+	return w.clients[i]
+}
+
+func streamID(i int, id validity.StreamID) lessor.StreamID {
+	return lessor.StreamID(uint64(i)<<32 | uint64(id))
+}
+
+// lead builds the tables of the current term at the current slot.
+func (w *world) lead() {
+	s := &w.slots[w.cur]
+	s.l = lessor.New(lessor.Config{PushEvery: time.Hour}, w.st.view, w.term, w.now)
+	w.ownLessor[w.cur] = true
+	s.arrived, s.ticket = [2]bool{}, nil
+	s.l.PulseFresh(w.now, true)
+	for i := range s.streams {
+		s.l.StreamOpened(w.now, streamID(i, s.streams[i]))
+	}
+	if !w.o.bug.keepsCommands {
+		s.pending = nil
+	}
+	w.drain(w.cur)
+}
+
+// drain takes what a lessor wants done.
+func (w *world) drain(l int) {
+	s := &w.slots[l]
+	out := s.l.Take()
+	for _, m := range out.Sends {
+		i, id := int(m.Stream>>32), validity.StreamID(m.Stream&0xffffffff)
+		if id != s.streams[i] {
+			continue // nobody is there any more
+		}
+		if msg := w.o.bug.sent(w, l, i, m.Message); msg != nil {
+			s.queues[i] = append(s.queues[i][:len(s.queues[i]):len(s.queues[i])], queued{msg, w.now})
+		}
+	}
+	if l == w.cur || w.o.bug.keepsCommands {
+		s.pending = append(s.pending[:len(s.pending):len(s.pending)], out.Commands...)
+	}
+}
+
+// settle lets a lessor do what is due.
+func (w *world) settle(l int) {
+	s := &w.slots[l]
+	if s.l == nil {
+		return
+	}
+	if w.o.bug.settle != nil && w.o.bug.settle(w, l) {
+		return
+	}
+	if at, ok := s.l.Next(); ok && at <= w.now {
+		w.lessor(l).Tick(w.now)
+	}
+	w.drain(l)
+}
+
+// apply commits a command in the current term and feeds the leader.
+func (w *world) apply(cmd *pb.Command, feed bool) *pb.CommandResult {
+	a := w.rs.apply(w.st, w.term, cmd)
+	w.st = a.to
+	for _, ev := range a.events {
+		if g, ok := ev.(state.LeaseGranted); ok {
+			if g.Token <= w.lastToken {
+				w.broken = "I2: tokens do not rise"
+			}
+			w.lastToken = g.Token
+		}
+	}
+	if feed && len(a.events) > 0 {
+		w.lessor(w.cur).Applied(w.now, a.events)
+		w.drain(w.cur)
+	}
+	return a.result
+}
+
+func (w *world) renew() {
+	w.headRight = w.now.Add(w.o.d)
+	w.lessor(w.cur).HeadLease(w.now, partition, w.st.epoch(), w.headRight)
+	w.drain(w.cur)
+}
+
+func (w *world) acquireBy(i int) {
+	w.request[i]++
+	w.open[i] = w.request[i]
+	w.client(i).RequestBegun(sessionIDs[i], w.request[i], resource)
+	w.apply(&pb.Command{Kind: &pb.Command_Acquire{Acquire: &pb.AcquireCommand{
+		SessionId: sessionIDs[i], RequestId: w.request[i], Resource: resource, Partition: partition,
+		Epoch: uint32(w.st.epoch()), Wait: true,
+	}}}, true)
+}
+
+func (w *world) keepalive(l, i int) {
+	s := &w.slots[l]
+	ka := w.client(i).Keepalive(w.now, sessionIDs[i], s.streams[i])
+	if ka == nil {
+		return
+	}
+	w.lessor(l).Keepalive(w.now, streamID(i, s.streams[i]), ka)
+	s.arrived[i], s.lastArr[i] = true, w.now
+	w.drain(l)
+}
+
+// check is a whole leadership check, begun and passed now.
+func (w *world) check(l int) {
+	le := w.lessor(l)
+	le.CheckPassed(w.now, le.CheckBegun(w.now))
+	w.slots[l].arrived = [2]bool{}
+	w.drain(l)
+}
+
+// deliver takes the k-th message of a stream.
+func (w *world) deliver(l, i, k int) {
+	q := w.slots[l].queues[i]
+	m := q[k]
+	left := append(q[:0:0], q[:k]...)
+	w.slots[l].queues[i] = append(left, q[k+1:]...)
+	w.events(i, w.o.bug.received(w, l, i, m))
+}
+
+// events does what the SDK does.
+func (w *world) events(i int, events []validity.Event) {
+	for _, ev := range events {
+		switch ev.Kind {
+		case validity.Granted, validity.RequestFailed:
+			w.open[i] = 0
+		case validity.Stranger:
+			w.client(i).Releasing(w.now, sessionIDs[i], ev.Resource, ev.Token)
+			if w.rel[i] == 0 {
+				w.rel[i] = ev.Token
+			}
+		case validity.Withdrawn, validity.Lost, validity.SessionEnded:
+		}
+	}
+}
+
+func (w *world) believes(i int) bool {
+	token, ok := w.clients[i].Lease(sessionIDs[i], resource)
+	return ok && w.clients[i].Valid(w.now, sessionIDs[i], resource, token)
+}
+
+// violation names the invariant that does not hold, or is empty.
+func (w *world) violation() string {
+	if w.broken != "" {
+		return w.broken
+	}
+	b0, b1 := w.believes(0), w.believes(1)
+	if b0 && b1 {
+		return "I4: two believers"
+	}
+	for i, b := range [2]bool{b0, b1} {
+		if !b {
+			continue
+		}
+		token, _ := w.clients[i].Lease(sessionIDs[i], resource)
+		lease, ok := w.st.lease()
+		switch {
+		case !w.st.alive(i):
+			return fmt.Sprintf("I3: session %d believes after its end", i)
+		case w.taken != 0 || w.headRight <= w.now:
+			return fmt.Sprintf("I3: session %d believes outside the head lease", i)
+		case !ok || lease.Session != sessionIDs[i] || lease.Token != token:
+			return fmt.Sprintf("ended lease revived: session %d believes in %d/%d", i, token.Epoch(), token.Seq())
+		}
+	}
+	return ""
+}
+
+// normalise forgets what can only make a client believe less.
+func (w *world) normalise() {
+	stale := 1 - w.cur
+	if s := &w.slots[stale]; s.l != nil && !w.o.bug.keepsStale {
+		if _, _, ok := s.l.Hold(w.now, partition); !ok && (!w.o.split || s.ticket == nil) {
+			s.l, s.ticket, s.arrived = nil, nil, [2]bool{}
+		}
+	}
+	if !w.o.bug.keepsMessages {
+		for l := range w.slots {
+			for i := range w.clients {
+				q := w.slots[l].queues[i]
+				for k := 0; k < len(q); k++ {
+					if w.dead(i, q[k].m) {
+						q = append(append(q[:0:0], q[:k]...), q[k+1:]...)
+						k--
+					}
+				}
+				w.slots[l].queues[i] = q
+			}
+		}
+	}
+	for i, r := range w.reply {
+		if r != nil && instant.Instant(r.m.GetGranted().GetUntil()) <= w.now {
+			w.reply[i] = nil
+		}
+	}
+}
+
+// dead: the client would drop the message, or it says nothing any more.
+func (w *world) dead(i int, m *pb.AttachResponse) bool {
+	if m.GetTerm() < w.clients[i].Term() {
+		return true
+	}
+	if p := m.GetPush(); p != nil {
+		for _, e := range p.GetPartitions() {
+			if instant.Instant(e.GetUntil()) > w.now {
+				return false
+			}
+		}
+		return true
+	}
+	return false
+}
+
+// key is the canonical form of the world.
+func (w *world) key(b []byte) []byte {
+	left := func(x instant.Instant) uint64 { return uint64(max(0, x.Sub(w.now))) }
+	u := func(x uint64) { b = binary.AppendUvarint(b, x) }
+	u(w.st.id)
+	u(w.term)
+	b = append(b, byte(w.cur), byte(w.taken), byte(w.breaks))
+	u(left(w.headRight))
+	u(uint64(w.lastToken))
+	for l := range w.slots {
+		s := &w.slots[l]
+		if s.l == nil {
+			b = append(b, 0)
+		} else {
+			b = append(b, 1)
+			b = s.l.AppendState(b, w.now)
+			b = append(b, bit(s.arrived[0])|bit(s.arrived[1])<<1|bit(s.ticket != nil)<<2)
+		}
+		for _, c := range s.pending {
+			b = append(appendCommand(b, c.Command), 0)
+		}
+		b = append(b, 0xff)
+		for i := range s.streams {
+			u(uint64(s.streams[i]))
+			for _, m := range s.queues[i] {
+				b = appendMessage(b, m.m, w.now)
+				if w.o.bug.agesMessages {
+					b = binary.AppendVarint(b, int64(m.at.Sub(w.now)))
+				}
+			}
+			b = append(b, 0xff)
+		}
+	}
+	for i, c := range w.clients {
+		b = c.AppendBelief(b, w.now)
+		u(w.request[i])
+		u(w.open[i])
+		u(uint64(w.rel[i]))
+		if r := w.reply[i]; r != nil {
+			b = append(b, 1)
+			u(r.m.GetTerm())
+			u(r.m.GetGranted().GetToken())
+			u(left(instant.Instant(r.m.GetGranted().GetUntil())))
+			u(r.request)
+		} else {
+			b = append(b, 0)
+		}
+	}
+	return w.x.append(b, w.now)
+}
+
+func appendCommand(b []byte, c *pb.Command) []byte {
+	b = binary.AppendUvarint(b, c.GetTerm())
+	switch k := c.GetKind().(type) {
+	case *pb.Command_Expire:
+		b = append(b, 1)
+		for _, id := range k.Expire.GetSessionIds() {
+			b = append(append(b, id...), 0)
+		}
+	case *pb.Command_Revoke:
+		b = binary.AppendUvarint(append(b, 2), k.Revoke.GetToken())
+	case *pb.Command_EndRevocation:
+		b = binary.AppendUvarint(append(b, 3), k.EndRevocation.GetToken())
+	default:
+		panic(fmt.Sprintf("the lessor proposes %v", c))
+	}
+	return b
+}
+
+// appendMessage writes a message; sequence and stamp of an ack are left out,
+// since each finds its keepalive, sent when it was stamped.
+func appendMessage(b []byte, m *pb.AttachResponse, now instant.Instant) []byte {
+	u := func(x uint64) { b = binary.AppendUvarint(b, x) }
+	left := func(x int64) uint64 { return uint64(max(0, instant.Instant(x).Sub(now))) }
+	heldForm := func(h *pb.Held) {
+		u(h.GetToken())
+		b = append(b, bit(h.GetUntil() != 0))
+		u(left(h.GetUntil()))
+	}
+	end := func(e *pb.PartitionEnd) {
+		u(uint64(e.GetEpoch()))
+		u(left(e.GetUntil()))
+	}
+	u(m.GetTerm())
+	switch k := m.GetKind().(type) {
+	case *pb.AttachResponse_Ack:
+		b = append(b, 1, bit(k.Ack.GetComplete()))
+		u(left(k.Ack.GetSessionUntil()))
+		for _, h := range k.Ack.GetHeld() {
+			heldForm(h)
+		}
+		for _, e := range k.Ack.GetPartitions() {
+			b = append(b, 0xfe)
+			end(e)
+		}
+	case *pb.AttachResponse_Push:
+		b = append(b, 2)
+		for _, e := range k.Push.GetPartitions() {
+			end(e)
+		}
+	case *pb.AttachResponse_Grant:
+		b = append(b, 3)
+		heldForm(k.Grant.GetHeld())
+		u(k.Grant.GetRequestId())
+		if e := k.Grant.GetPartition(); e != nil {
+			end(e)
+		}
+	case *pb.AttachResponse_Withdrawal:
+		b = append(b, 4, bit(k.Withdrawal.GetUntil() != 0))
+		u(k.Withdrawal.GetToken())
+		u(left(k.Withdrawal.GetUntil()))
+	case *pb.AttachResponse_Ended:
+		b = append(b, 5)
+	case *pb.AttachResponse_Failed:
+		b = append(b, 6)
+		u(k.Failed.GetRequestId())
+	default:
+		panic(fmt.Sprintf("the lessor sends %v", m))
+	}
+	return append(b, 0xfd)
+}
+
+func bit(b bool) byte {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+func cloneMessage(m *pb.AttachResponse) *pb.AttachResponse { return proto.CloneOf(m) }
