@@ -47,7 +47,8 @@ func (v View) WriteSnapshot(w io.Writer) error {
 	var sessions pb.SnapshotSessions
 	size := 0
 	v.r.sessions.Scan(func(_ string, s *session) bool {
-		sessions.Sessions = append(sessions.Sessions, s.snapshot())
+		sessions.Sessions = recycled(sessions.Sessions)
+		s.snapshot(sessions.Sessions[len(sessions.Sessions)-1])
 		if size += s.size(); size >= chunkTarget {
 			sw.put(&pb.SnapshotChunk{Kind: &pb.SnapshotChunk_Sessions{Sessions: &sessions}})
 			sessions.Sessions, size = sessions.Sessions[:0], 0
@@ -61,7 +62,8 @@ func (v View) WriteSnapshot(w io.Writer) error {
 	var resources pb.SnapshotResources
 	size = 0
 	v.r.resources.Scan(func(_ string, r *resource) bool {
-		resources.Resources = append(resources.Resources, r.snapshot())
+		resources.Resources = recycled(resources.Resources)
+		r.snapshot(resources.Resources[len(resources.Resources)-1])
 		if size += r.size(); size >= chunkTarget {
 			sw.put(&pb.SnapshotChunk{Kind: &pb.SnapshotChunk_Resources{Resources: &resources}})
 			resources.Resources, size = resources.Resources[:0], 0
@@ -135,20 +137,34 @@ func (r *root) snapshotHeader() *pb.SnapshotHeader {
 	return h
 }
 
-func (s *session) snapshot() *pb.SnapshotSession {
-	p := &pb.SnapshotSession{
-		Id: s.id, SecretHash: s.secretHash, TtlMs: s.ttlMillis, Identity: s.identity, Labels: s.labels,
-		LowestOpenRequest: s.lowest, Closing: s.closing,
+// recycled appends a message, the one that a chunk before had in its place if
+// there is one: every field of it is set anew.
+func recycled[T any](msgs []*T) []*T {
+	if n := len(msgs); n < cap(msgs) {
+		if msgs = msgs[:n+1]; msgs[n] == nil {
+			msgs[n] = new(T)
+		}
+		return msgs
 	}
+	return append(msgs, new(T))
+}
+
+func (s *session) snapshot(p *pb.SnapshotSession) {
+	p.Id, p.SecretHash, p.TtlMs, p.Identity, p.Labels = s.id, s.secretHash, s.ttlMillis, s.identity, s.labels
+	p.LowestOpenRequest, p.Closing = s.lowest, s.closing
+	p.Requests, p.Seen = p.Requests[:0], p.Seen[:0]
 	s.open.Scan(func(id uint64, q request) bool {
-		p.Requests = append(p.Requests, &pb.SnapshotRequest{RequestId: id, Resource: q.resource, Token: uint64(q.token)})
+		p.Requests = recycled(p.Requests)
+		r := p.Requests[len(p.Requests)-1]
+		r.RequestId, r.Resource, r.Token = id, q.resource, uint64(q.token)
 		return true
 	})
 	s.seen.Scan(func(first, last uint64) bool {
-		p.Seen = append(p.Seen, &pb.RequestRange{First: first, Last: last})
+		p.Seen = recycled(p.Seen)
+		r := p.Seen[len(p.Seen)-1]
+		r.First, r.Last = first, last
 		return true
 	})
-	return p
 }
 
 // size is about how many bytes the session takes in a chunk.
@@ -160,16 +176,16 @@ func (s *session) size() int {
 	return n
 }
 
-func (r *resource) snapshot() *pb.SnapshotResource {
-	p := &pb.SnapshotResource{
-		Name: r.name, Partition: r.partition, SessionId: r.session, Token: uint64(r.token), RequestId: r.request,
-		Offered: r.offered, Revoked: r.revoked, RevokeReason: r.revokeReason,
-	}
+func (r *resource) snapshot(p *pb.SnapshotResource) {
+	p.Name, p.Partition, p.SessionId, p.Token, p.RequestId = r.name, r.partition, r.session, uint64(r.token), r.request
+	p.Offered, p.Revoked, p.RevokeReason = r.offered, r.revoked, r.revokeReason
+	p.Waiters = p.Waiters[:0]
 	r.queue.Scan(func(_ uint64, w waiter) bool {
-		p.Waiters = append(p.Waiters, &pb.SnapshotWaiter{SessionId: w.session, RequestId: w.request})
+		p.Waiters = recycled(p.Waiters)
+		e := p.Waiters[len(p.Waiters)-1]
+		e.SessionId, e.RequestId = w.session, w.request
 		return true
 	})
-	return p
 }
 
 func (r *resource) size() int {
