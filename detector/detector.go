@@ -251,14 +251,11 @@ func (d *Detector) joinMissing(ctx context.Context, list *memberlist.Memberlist)
 	g.SetLimit(8)
 	for i, p := range missing {
 		g.Go(func() error {
-			if ctx.Err() != nil {
-				return nil
+			select {
+			case <-ctx.Done():
+			default:
+				joined[i] = d.join(list, p)
 			}
-			n, err := list.Join([]string{p.Name + "/" + p.Gossip})
-			if err != nil {
-				d.cfg.Logger.Debug("gossip peer not reached", "peer", p.Name, "address", p.Gossip, "error", err)
-			}
-			joined[i] = n
 			return nil
 		})
 	}
@@ -268,6 +265,14 @@ func (d *Detector) joinMissing(ctx context.Context, list *memberlist.Memberlist)
 		total += n
 	}
 	return total
+}
+
+func (d *Detector) join(list *memberlist.Memberlist, p Peer) int {
+	n, err := list.Join([]string{p.Name + "/" + p.Gossip})
+	if err != nil {
+		d.cfg.Logger.Debug("gossip peer not reached", "peer", p.Name, "address", p.Gossip, "error", err)
+	}
+	return n
 }
 
 // beatLoop sends heartbeats. Its ticks are late when the process is late, and

@@ -307,7 +307,9 @@ func (w *Witness) serve(ctx context.Context) error {
 		w.server.Stop()
 		<-stopped
 	}
-	<-done
+	if err := <-done; err != nil {
+		return fmt.Errorf("serve votes: %w", err)
+	}
 	return nil
 }
 
