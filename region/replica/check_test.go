@@ -277,10 +277,10 @@ func TestF1NonVotersAreNotCounted(t *testing.T) {
 		}
 		ask := asks[n.name]
 		ask.mu.Lock()
-		defer ask.mu.Unlock()
 		if len(ask.count) == 0 || ask.count["eu-4"]+ask.count["eu-5"] != 0 {
 			t.Errorf("asked %v, want voters only", ask.count)
 		}
+		ask.mu.Unlock()
 		c.stop()
 	})
 }
