@@ -1,7 +1,7 @@
 #!/bin/bash
 # check.sh [OUT]: the small complete searches and every mutant of the three models, with limits; prints a table.
 # Exit 1 on a surprise: a violation of the design, a broken rule that is not caught, or a search that did not finish.
-# JOBS= runs at a time (default: as many as processors, at most 4). The full searches are in README.md.
+# JOBS= runs at a time (default: as many as processors, at most 4), LIMIT= seconds for each (900). The full searches are in README.md.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 out=${1:-$(mktemp -d)}
@@ -62,7 +62,7 @@ one() { # one line of jobs
   began=$SECONDS
   cp "$here/$model" m.pml
   # shellcheck disable=SC2086 # the flags are words
-  { spin $flags -a m.pml && gcc -O2 -w -DSAFETY -DNOREDUCE $cc -o pan pan.c && timeout "${LIMIT:-280}" ./pan $pan; } >pan.log 2>&1
+  { spin $flags -a m.pml && gcc -O2 -w -DSAFETY -DNOREDUCE $cc -o pan pan.c && timeout "${LIMIT:-900}" ./pan $pan; } >pan.log 2>&1
   got="did not finish"
   if grep -q "assertion violated" pan.log; then got=violation
   elif grep -q "errors: 0" pan.log && ! grep -qE "Search not completed|max search depth too small|reached|resource" pan.log; then got=none; fi
