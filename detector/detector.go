@@ -10,8 +10,8 @@
 // moves. Configured peers that are missing are joined again for ever, which
 // memberlist does not do by itself [F42].
 //
-// Goroutines: Run owns memberlist's, the join loop, the heartbeat loop and the
-// one that calls Heard; all end before Run returns.
+// Goroutines: Run owns memberlist's, the join loop, the heartbeat loop with one
+// sender per peer, and the one that calls Heard; all end before Run returns.
 package detector
 
 import (
@@ -66,6 +66,8 @@ type Detector struct {
 	ignored uint64
 
 	heard chan string
+	// lanes hold the newest heartbeat on its way to each peer.
+	lanes map[string]chan []byte
 }
 
 // New makes a detector that has heard nobody yet. It judges from now on; Run
@@ -83,10 +85,12 @@ func New(cfg Config) (*Detector, error) {
 		rtts:    map[string]time.Duration{},
 		notable: map[string]instant.Instant{},
 		heard:   make(chan string, 256),
+		lanes:   map[string]chan []byte{},
 	}
 	regions := []string{cfg.Region}
 	for _, p := range cfg.Peers {
 		d.peers[p.Name] = p
+		d.lanes[p.Name] = make(chan []byte, 1)
 		regions = append(regions, p.Region)
 	}
 	now := cfg.Clock.Now()
@@ -199,7 +203,10 @@ func (d *Detector) Run(ctx context.Context) error {
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { d.joinLoop(ctx, list); return nil })
-	g.Go(func() error { d.beatLoop(ctx, list); return nil })
+	g.Go(func() error { d.beatLoop(ctx); return nil })
+	for _, p := range d.peers {
+		g.Go(func() error { d.sendLoop(ctx, list, p); return nil })
+	}
 	g.Go(func() error { d.heardLoop(ctx); return nil })
 	err = g.Wait()
 	// Leave first: after Shutdown it would panic, and without it the others
@@ -277,7 +284,7 @@ func (d *Detector) join(list *memberlist.Memberlist, p Peer) int {
 
 // beatLoop sends heartbeats. Its ticks are late when the process is late, and
 // then so are the heartbeats, as they should be.
-func (d *Detector) beatLoop(ctx context.Context, list *memberlist.Memberlist) {
+func (d *Detector) beatLoop(ctx context.Context) {
 	tick := time.NewTicker(d.cfg.Interval)
 	defer tick.Stop()
 	for {
@@ -287,7 +294,7 @@ func (d *Detector) beatLoop(ctx context.Context, list *memberlist.Memberlist) {
 		case <-tick.C:
 		}
 		if hb, ok := d.nextBeat(); ok {
-			d.send(list, hb)
+			d.send(hb)
 		}
 	}
 }
@@ -311,7 +318,7 @@ func (d *Detector) nextBeat() (*pb.Heartbeat, bool) {
 	return hb, true
 }
 
-func (d *Detector) send(list *memberlist.Memberlist, hb *pb.Heartbeat) {
+func (d *Detector) send(hb *pb.Heartbeat) {
 	msg, err := proto.MarshalOptions{}.MarshalAppend([]byte{kindHeartbeat}, hb)
 	if err != nil {
 		d.cfg.Logger.Error("heartbeat not encoded", "error", err)
@@ -319,9 +326,25 @@ func (d *Detector) send(list *memberlist.Memberlist, hb *pb.Heartbeat) {
 	}
 	// A leader hears itself: its region is judged here like any other.
 	d.take(hb)
-	for _, p := range d.cfg.Peers {
-		if err := list.SendToAddress(memberlist.Address{Addr: p.Gossip, Name: p.Name}, msg); err != nil {
-			d.cfg.Logger.Debug("heartbeat not sent", "peer", p.Name, "address", p.Gossip, "error", err)
+	for _, lane := range d.lanes {
+		select {
+		case lane <- msg:
+		default: // the peer's sender is stuck; the next heartbeat says more
+		}
+	}
+}
+
+// sendLoop sends to one peer. Each has its own: the address may be a host name,
+// and a name server that hangs must not silence this region for all others.
+func (d *Detector) sendLoop(ctx context.Context, list *memberlist.Memberlist, p Peer) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case msg := <-d.lanes[p.Name]:
+			if err := list.SendToAddress(memberlist.Address{Addr: p.Gossip, Name: p.Name}, msg); err != nil {
+				d.cfg.Logger.Debug("heartbeat not sent", "peer", p.Name, "address", p.Gossip, "error", err)
+			}
 		}
 	}
 }

@@ -200,6 +200,36 @@ func (noStreams) DialAddressTimeout(memberlist.Address, time.Duration) (net.Conn
 	return nil, errors.New("no streams")
 }
 
+func TestAHangingAddressDoesNotSilenceTheOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPool(t)
+		release := make(chan struct{})
+		eu := p.start("eu-1", func(c *Config) { c.Transport = hanging{c.Transport.(*memTransport), "us-1", release} })
+		w := p.start("w1")
+		eu.lead(1)
+		wait(20 * time.Second)
+		if v := verdict(w, "eu"); v != register.VerdictHealthy {
+			t.Errorf("eu is %v at w1 while its sends to us-1 hang", v)
+		}
+		close(release)
+	})
+}
+
+// hanging never gets rid of what is for one peer, as when its name does not
+// resolve.
+type hanging struct {
+	*memTransport
+	peer    string
+	release chan struct{}
+}
+
+func (h hanging) WriteToAddress(b []byte, a memberlist.Address) (time.Time, error) {
+	if a.Name == h.peer {
+		<-h.release
+	}
+	return h.memTransport.WriteToAddress(b, a)
+}
+
 func TestF42RejoinAfterALongPartition(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPool(t)

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -527,7 +529,7 @@ func TestAgainstTheModel(t *testing.T) {
 		partition := rapid.SampledFrom([]string{"p", "q"})
 		candidate := rapid.SampledFrom([]register.Region{eu, us})
 		round := rapid.Uint64Range(1, 4)
-		t.Repeat(map[string]func(*rapid.T){
+		actions := map[string]func(*rapid.T){
 			"prepare": func(t *rapid.T) {
 				who, p := candidate.Draw(t, "who"), partition.Draw(t, "partition")
 				req := prepareOf(who, round.Draw(t, "round"), p)
@@ -594,13 +596,15 @@ func TestAgainstTheModel(t *testing.T) {
 					model[p] = register.Restart(m.Record, r.clock.Now())
 				}
 			},
-			"": func(t *rapid.T) {
-				for p, m := range model {
-					if got := r.registers[p]; got != m {
-						t.Fatalf("%s is %+v, want %+v", p, got, m)
-					}
+		}
+		names := rapid.SampledFrom(slices.Sorted(maps.Keys(actions)))
+		for range rapid.IntRange(1, 20).Draw(t, "steps") { // each costs a sync of the disk
+			actions[names.Draw(t, "action")](t)
+			for p, m := range model {
+				if got := r.registers[p]; got != m {
+					t.Fatalf("%s is %+v, want %+v", p, got, m)
 				}
-			},
-		})
+			}
+		}
 	})
 }

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/headlease/headlease/detector"
 	"github.com/headlease/headlease/global/register"
 	"github.com/headlease/headlease/internal/clock"
 	"github.com/headlease/headlease/internal/fault"
@@ -155,6 +156,68 @@ func TestOverTLS(t *testing.T) {
 	}
 	if err := again.stop(); err != nil {
 		t.Fatalf("Run: %v", err)
+	}
+}
+
+// TestV3ByRealHeartbeats: a region's heartbeats over real gossip make the
+// witness hold it alive.
+func TestV3ByRealHeartbeats(t *testing.T) {
+	gossip := func(links *link.Links, peers map[string]link.Peer) *link.GossipTransport {
+		g, err := links.GossipTransport(link.GossipConfig{Listen: "127.0.0.1:0", Resolve: func(name, _ string) (link.Peer, bool) {
+			p, ok := peers[name]
+			return p, ok
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return g
+	}
+	links, err := link.New(link.Config{Identity: idEU, Credentials: certificates()[idEU], Logger: quiet()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = links.Close() }()
+	peers := map[string]link.Peer{"w1": {Name: "w1", Role: pki.RoleWitness}}
+	transport := gossip(links, peers)
+
+	cfg := configIn(t.TempDir())
+	cfg.Peers = []Peer{{Name: "eu-1", Region: "eu", Role: pki.RoleRegion, Gossip: transport.Addr().String()}}
+	r := run(t, cfg)
+	initialise(t, r)
+	heard := make(chan string, 16)
+	eu1, err := detector.New(detector.Config{
+		Name: "eu-1", Region: "eu", Cluster: "test", Key: certificates()[idEU].GossipKey, Transport: transport, D: testD,
+		Clock: clock.NewRuntime(), Logger: quiet(), Peers: []detector.Peer{{Name: "w1", Gossip: r.GossipAddr().String()}},
+		Heard: func(peer string) { heard <- peer },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	eu1.SetBeat(func() (*pb.Heartbeat, bool) { return &pb.Heartbeat{Term: 1, ClusterId: "c"}, true })
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- eu1.Run(ctx) }()
+	if peer := <-heard; peer != "w1" {
+		t.Errorf("heard %q", peer)
+	}
+	c := r.client(t, idEU)
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(20 * time.Second); ; <-tick.C {
+		d, err := c.DescribeVoter(t.Context(), &pb.DescribeVoterRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p := d.GetPeers(); len(p) == 1 && p[0].GetVerdict() == pb.Verdict_VERDICT_HEALTHY && len(d.GetRoundTrips()) == 1 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the witness does not hear the region: %v", d)
+		}
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Errorf("detector: %v", err)
 	}
 }
 
