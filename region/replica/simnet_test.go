@@ -87,10 +87,10 @@ func (l *simLayer) Dial(to raft.ServerAddress, timeout time.Duration) (net.Conn,
 	d := l.n.layers[name]
 	l.n.mu.Unlock()
 	if l.n.severed(l.name, name) {
-		time.Sleep(timeout)
+		time.Sleep(timeout) // virtual: a dial hangs to its deadline
 		return nil, os.ErrDeadlineExceeded
 	}
-	time.Sleep(2 * l.n.latency(l.name, name))
+	time.Sleep(2 * l.n.latency(l.name, name)) // virtual: a round trip
 	if d == nil {
 		return nil, errors.New("refused")
 	}
