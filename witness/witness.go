@@ -45,6 +45,8 @@ import (
 const (
 	// exitDiskHangs is the exit code of the watchdog.
 	exitDiskHangs = 3
+	// maxCalls bounds the calls of one connection that wait for the voter's turn.
+	maxCalls = 256
 	// stopTimeout is how long calls under way may last when the witness stops.
 	stopTimeout = 2 * time.Second
 )
@@ -240,8 +242,10 @@ func (w *Witness) follow(c *pb.ClusterConfiguration) {
 
 func (w *Witness) makeServer() error {
 	rules := &policy.Enforcer{Table: policyTable(), Identify: policy.ByConnection}
-	w.server = grpc.NewServer(append(w.links.ServerOptions(link.PlaneVotes), rules.ServerOptions()...)...)
+	options := append(w.links.ServerOptions(link.PlaneVotes), rules.ServerOptions()...)
+	w.server = grpc.NewServer(append(options, grpc.MaxConcurrentStreams(maxCalls))...)
 	w.health = health.NewServer()
+	w.health.SetServingStatus(pb.VoteService_ServiceDesc.ServiceName, healthpb.HealthCheckResponse_SERVING)
 	pb.RegisterVoteServiceServer(w.server, &service{voter: w.voter, caller: link.PeerIdentity})
 	healthpb.RegisterHealthServer(w.server, w.health)
 	if w.cfg.Faults != nil {

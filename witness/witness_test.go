@@ -132,7 +132,7 @@ func TestOverTLS(t *testing.T) {
 		t.Fatalf("accept: %v, %v", a, err)
 	}
 	first := a.GetState()
-	h, err := healthpb.NewHealthClient(r.dial(t, idEU)).Check(t.Context(), &healthpb.HealthCheckRequest{})
+	h, err := healthpb.NewHealthClient(r.dial(t, idEU)).Check(t.Context(), &healthpb.HealthCheckRequest{Service: "headlease.v1.VoteService"})
 	if err != nil || h.GetStatus() != healthpb.HealthCheckResponse_SERVING {
 		t.Errorf("health: %v, %v", h, err)
 	}

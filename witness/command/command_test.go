@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+	"google.golang.org/grpc"
 
 	"github.com/headlease/headlease/internal/link"
 	"github.com/headlease/headlease/internal/pki"
@@ -87,7 +88,21 @@ func (s site) args(more ...string) []string {
 	return append([]string{"-f", s.config, "--name", "w1", "--data-dir", s.data, "--certs", s.certs}, more...)
 }
 
+// configuration 1 with the region eu and one witness.
+func configuration(witness *pb.Voter) *pb.ClusterConfiguration {
+	return &pb.ClusterConfiguration{
+		ClusterId: "c", ClusterName: "test", Version: 1, Shards: 256, DNs: 4e9,
+		Voters:     []*pb.Voter{{Id: "region/eu", Incarnation: 7}, witness},
+		Partitions: []*pb.PartitionSpec{{Name: "p", Shards: []*pb.ShardRange{{First: 0, Last: 255}}, Prefer: []string{"eu"}}},
+	}
+}
+
 func (s site) client(t *testing.T, file string, id pki.Identity) pb.VoteServiceClient {
+	t.Helper()
+	return pb.NewVoteServiceClient(s.dial(t, file, id))
+}
+
+func (s site) dial(t *testing.T, file string, id pki.Identity) *grpc.ClientConn {
 	t.Helper()
 	creds, err := pki.Load(pki.LoadConfig{Dir: s.certs, File: file, Want: id})
 	if err != nil {
@@ -102,7 +117,7 @@ func (s site) client(t *testing.T, file string, id pki.Identity) pb.VoteServiceC
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = conn.Close(); _ = links.Close() })
-	return pb.NewVoteServiceClient(conn)
+	return conn
 }
 
 // process is a running headlease-witness.
@@ -186,11 +201,7 @@ func TestKilledAndStartedAgain(t *testing.T) {
 	if err != nil {
 		t.Fatalf("describe: %v\n%s", err, p.log)
 	}
-	_, err = admin.Configure(ctx, &pb.ConfigureRequest{Configuration: &pb.ClusterConfiguration{
-		ClusterId: "c", ClusterName: "test", Version: 1, Shards: 256, DNs: 4e9, AllowEvenWitnesses: true,
-		Voters:     []*pb.Voter{{Id: "region/eu", Incarnation: 7}, d.GetState().GetVoter()},
-		Partitions: []*pb.PartitionSpec{{Name: "p", Shards: []*pb.ShardRange{{First: 0, Last: 255}}, Prefer: []string{"eu"}}},
-	}})
+	_, err = admin.Configure(ctx, &pb.ConfigureRequest{Configuration: configuration(d.GetState().GetVoter())})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -225,6 +236,35 @@ func TestKilledAndStartedAgain(t *testing.T) {
 	}
 	if code := p.stop(t, syscall.SIGTERM); code != exitOK {
 		t.Errorf("SIGTERM: exit %d\n%s", code, p.log)
+	}
+}
+
+func TestF30AHangingDiskEndsTheProcess(t *testing.T) {
+	s := newSite(t)
+	p := s.spawn(t, s.args("--drills")...)
+	ctx := context.Background()
+	conn := s.dial(t, "admin", pki.Identity{Cluster: "test", Role: pki.RoleAdmin})
+	admin := pb.NewVoteServiceClient(conn)
+	d, err := admin.DescribeVoter(ctx, &pb.DescribeVoterRequest{})
+	if err != nil {
+		t.Fatalf("describe: %v\n%s", err, p.log)
+	}
+	_, err = pb.NewFaultServiceClient(conn).SetFaults(ctx, &pb.SetFaultsRequest{
+		DiskFaults: []*pb.DiskFault{{Id: "stall", Store: "register", Stall: true, ExpiresMs: 600_000}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := admin.Configure(ctx, &pb.ConfigureRequest{Configuration: configuration(d.GetState().GetVoter())}); err == nil {
+		t.Error("configured on a disk that hangs")
+	}
+	<-p.end
+	if code := p.cmd.ProcessState.ExitCode(); code != 3 || !strings.Contains(p.log.String(), "the witness's disk hangs") {
+		t.Errorf("exit %d\n%s", code, p.log)
+	}
+	p = s.spawn(t, s.args()...)
+	if d, err = admin.DescribeVoter(ctx, &pb.DescribeVoterRequest{}); err != nil || d.GetConfiguration() != nil {
+		t.Errorf("started again: %v, %v", d, err)
 	}
 }
 
