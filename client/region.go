@@ -290,7 +290,19 @@ func (r *region) release(ctx context.Context, l *Lease) error {
 	r.table.Releasing(r.now(), s.id, l.resource, l.token) // belief ends first
 	r.mu.Unlock()
 	l.cancel(ErrReleased)
-	return r.sendRelease(ctx, s, l.resource, l.token)
+	// The region must hear of it, or the resource stays held as long as the
+	// session lives: told on in the background when ctx ends first.
+	told := make(chan struct{})
+	r.client.work.Go(func() {
+		defer close(told)
+		r.releaseStranger(s, l.resource, l.token)
+	})
+	select {
+	case <-told:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("release %s (token %s): the region could not be told yet; it is told in the background: %w", l.resource, l.token, context.Cause(ctx))
+	}
 }
 
 func (r *region) sendRelease(ctx context.Context, s *session, resource string, token fence.Token) error {

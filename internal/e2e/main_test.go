@@ -1,0 +1,185 @@
+package e2e
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/headlease/headlease/client"
+	"github.com/headlease/headlease/client/admin"
+	"github.com/headlease/headlease/internal/devcluster"
+	"github.com/headlease/headlease/internal/link"
+	"github.com/headlease/headlease/internal/pki"
+)
+
+var seed = flag.Uint64("seed", 1, "seed of the random scenarios")
+
+// binary is headlease, built once from this very tree.
+var binary string
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "headlease-e2e")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	binary = filepath.Join(dir, "headlease")
+	build := exec.Command("go", "build", "-tags", "hashicorpmetrics", "-o", binary, "../../cmd/headlease")
+	build.Stdout, build.Stderr = os.Stderr, os.Stderr
+	if err := build.Run(); err != nil {
+		fmt.Fprintln(os.Stderr, "build headlease:", err)
+		return 1
+	}
+	return m.Run()
+}
+
+// cluster is a running development cluster.
+type cluster struct {
+	*devcluster.Cluster
+	t     *testing.T
+	admin *admin.Cluster
+	links *link.Links
+}
+
+const (
+	startTimeout = 90 * time.Second
+	stepTimeout  = 30 * time.Second
+)
+
+// start runs a cluster in dir until the test ends.
+func start(t *testing.T, o devcluster.Options) *cluster {
+	t.Helper()
+	c := &cluster{t: t}
+	o.Binary, o.Logger = binary, slog.New(slog.DiscardHandler)
+	if o.Dir == "" {
+		o.Dir = filepath.Join(t.TempDir(), "dev")
+	}
+	o.Ready = func(ctx context.Context, d *devcluster.Cluster) error {
+		id := pki.Identity{Cluster: d.File().Cluster, Role: pki.RoleAdmin}
+		creds, err := pki.Load(pki.LoadConfig{Dir: filepath.Join(d.Dir(), "certs"), Want: id})
+		if err != nil {
+			return err
+		}
+		if c.links, err = link.New(link.Config{Identity: id, Credentials: creds, Logger: o.Logger}); err != nil {
+			return err
+		}
+		c.admin = admin.New(d.File(), c.links)
+		if _, err := c.admin.Init(ctx, func(string) {}); err != nil {
+			return err
+		}
+		return c.admin.WaitOwned(ctx)
+	}
+	d, err := devcluster.New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Cluster = d
+	t.Cleanup(c.stop)
+	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
+	defer cancel()
+	if err := d.Start(ctx); err != nil {
+		c.dump()
+		t.Fatal(err)
+	}
+	return c
+}
+
+// stop ends the processes in order; a second call does nothing.
+func (c *cluster) stop() {
+	if c.t.Failed() {
+		c.dump()
+	}
+	if c.admin != nil {
+		_ = c.admin.Close()
+		_ = c.links.Close()
+		c.admin = nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), stepTimeout)
+	defer cancel()
+	if err := c.Stop(ctx); err != nil {
+		c.t.Error("stop:", err)
+	}
+}
+
+// dump logs the end of every process's log.
+func (c *cluster) dump() {
+	for _, p := range c.State().Processes {
+		raw, err := os.ReadFile(p.Log)
+		if err != nil {
+			continue
+		}
+		if len(raw) > 6000 {
+			raw = raw[len(raw)-6000:]
+		}
+		c.t.Logf("---- %s (running %v)\n%s", p.Name, p.Running, raw)
+	}
+}
+
+// client returns a client of the cluster, closed when the test ends.
+func (c *cluster) client(home string, ttl time.Duration) *client.Client {
+	c.t.Helper()
+	id := pki.Identity{Cluster: c.File().Cluster, Role: pki.RoleClient, Name: devcluster.DefaultClient}
+	creds, err := pki.Load(pki.LoadConfig{Dir: filepath.Join(c.Dir(), "certs"), Want: id})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	l, err := link.New(link.Config{Identity: id, Credentials: creds, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	cfg := client.Config{Home: home, Links: l, TTL: ttl}
+	for _, r := range c.File().Regions {
+		region := client.Region{Name: r.Name}
+		for _, s := range r.Servers {
+			region.Servers = append(region.Servers, client.Server{Name: s.Name, API: s.API})
+		}
+		cfg.Regions = append(cfg.Regions, region)
+	}
+	cl, err := client.New(cfg)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		_ = cl.Close(ctx) // the cluster may be gone
+		_ = l.Close()
+	})
+	return cl
+}
+
+// within is a context for one step of a test.
+func within(t *testing.T, d time.Duration) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeoutCause(t.Context(), d, fmt.Errorf("the step took longer than %v", d))
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// leader is the name of a region's leader.
+func (c *cluster) leader(region string) string {
+	c.t.Helper()
+	ctx := within(c.t, stepTimeout)
+	for {
+		if st, err := c.admin.RegionStatus(ctx, region); err == nil && st.GetLeader() != "" {
+			return st.GetLeader()
+		}
+		select {
+		case <-ctx.Done():
+			c.t.Fatalf("region %s has no leader: %v", region, context.Cause(ctx))
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
