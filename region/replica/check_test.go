@@ -35,6 +35,7 @@ func TestF1DelayedLeader(t *testing.T) {
 			}
 			sim.far(far.name, 100*time.Millisecond, near...)
 			ctx, cancel := context.WithCancel(context.Background())
+			var mu sync.Mutex
 			var acked atomic.Uint64 // the highest round acknowledged by anybody
 			rng := rand.New(rand.NewPCG(uint64(run), 1))
 
@@ -64,8 +65,9 @@ func TestF1DelayedLeader(t *testing.T) {
 				wg.Go(func() {
 					for ctx.Err() == nil {
 						if got, err := n.reserve(ctx); err == nil {
-							for old := acked.Load(); old < got && !acked.CompareAndSwap(old, got); old = acked.Load() {
-							}
+							mu.Lock()
+							acked.Store(max(acked.Load(), got))
+							mu.Unlock()
 						}
 						time.Sleep(5 * time.Millisecond)
 					}

@@ -17,7 +17,8 @@ var (
 	ErrNotLeader = errors.New("not the leader")
 	// ErrCheckFailed: leadership could not be proved; it may still be ours.
 	ErrCheckFailed = errors.New("leadership check failed")
-	// ErrUninitialised: this server's directory belongs to no region's group yet.
+	// ErrUninitialised: this server's directory belongs to no region's group yet;
+	// nothing was done.
 	ErrUninitialised = errors.New("server is not initialised; run headlease init")
 	// ErrClosed: the replica has stopped or was never run.
 	ErrClosed = errors.New("replica is closed")
@@ -55,7 +56,7 @@ func (r *Replica) outcome(err error) error {
 
 func (r *Replica) notLeader() error {
 	if r.raft.Load() == nil && !r.Initialised() {
-		return fmt.Errorf("%w: %w", &NotLeaderError{}, ErrUninitialised)
+		return ErrUninitialised
 	}
 	name, _, self := r.Leader()
 	if self {

@@ -115,7 +115,7 @@ func newProposer(r *Replica, limit, slots int) *proposer {
 // this server to be leading. The command must not be changed while Propose
 // runs. A command that rests on the leader's clocks must carry the term.
 //
-// Errors: NotLeaderError and ErrOverloaded: surely not applied. ErrUnknown
+// Errors: NotLeaderError, ErrUninitialised and ErrOverloaded: surely not applied. ErrUnknown
 // (also together with ctx's error): nobody knows. ctx's error alone: surely not
 // applied.
 func (r *Replica) Propose(ctx context.Context, cmd *pb.Command) (*pb.CommandResult, error) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -297,6 +298,78 @@ func TestSnapshotRestart(t *testing.T) {
 	})
 }
 
+// TestLaggardGetsSnapshot: a follower that was away for longer than the log
+// reaches back is given a snapshot, goes on from there, and restarts from there.
+func TestLaggardGetsSnapshot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, newSimNet(), three, func(cfg *Config) {
+			cfg.SnapshotInterval, cfg.SnapshotThreshold, cfg.TrailingLogs = 200*time.Millisecond, 50, 10
+			cfg.segmentSize = 4096 // the log serves what is left of its oldest segment
+		})
+		c.start()
+		n := c.setup()
+		var away *node
+		for _, f := range c.all() {
+			if f != n {
+				away = f
+			}
+		}
+		c.sim.isolate(away.name, true)
+		for i := range 200 {
+			if _, err := n.r.Propose(context.Background(), openSession(fmt.Sprint("s", i))); err != nil {
+				t.Fatal(err)
+			}
+		}
+		c.until("compaction", func() bool {
+			first, err := n.r.stores.logs.FirstIndex()
+			return err == nil && first > 100
+		})
+		c.sim.isolate(away.name, false)
+		caughtUp := func() bool { return away.r.View().Counts().Sessions == 200 }
+		c.until("catching up", caughtUp)
+		away.obs.mu.Lock()
+		if away.obs.restored == 0 {
+			t.Error("caught up without a snapshot: this test shows nothing")
+		}
+		away.obs.mu.Unlock()
+		if err := away.stop(); err != nil {
+			t.Fatal(err)
+		}
+		away.obs.check(t)
+		away = c.open(away.name)
+		away.run()
+		c.until("restarting from the snapshot", caughtUp)
+		lead := c.leader()
+		if _, err := lead.reserve(context.Background()); err != nil {
+			t.Error(err)
+		}
+		want := lead.r.View().BallotRound()
+		c.until("going on", func() bool { return away.r.View().BallotRound() == want })
+		c.stop()
+	})
+}
+
+// TestRemovedLeaderStops: a leader that is removed from its group ends and says
+// why.
+func TestRemovedLeaderStops(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, newSimNet(), three, nil)
+		c.start()
+		n := c.setup()
+		if err := n.r.raft.Load().RemoveServer(n.r.id, 0, 0).Error(); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-n.done; err == nil || !strings.Contains(err.Error(), "removed from its group") {
+			t.Errorf("run: %v", err)
+		}
+		c.mu.Lock()
+		delete(c.nodes, n.name)
+		c.mu.Unlock()
+		c.leader()
+		c.stop()
+	})
+}
+
 // TestUninitialised: an empty directory answers questions only.
 func TestUninitialised(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -304,10 +377,10 @@ func TestUninitialised(t *testing.T) {
 		n := c.open("eu-1")
 		n.run()
 		ctx := context.Background()
-		if _, err := n.r.Propose(ctx, ticket(0)); !errors.Is(err, ErrNotLeader) || !errors.Is(err, ErrUninitialised) {
+		if _, err := n.r.Propose(ctx, ticket(0)); !errors.Is(err, ErrUninitialised) {
 			t.Errorf("propose: %v", err)
 		}
-		if _, err := n.r.Check(ctx); !errors.Is(err, ErrNotLeader) {
+		if _, err := n.r.Check(ctx); !errors.Is(err, ErrUninitialised) {
 			t.Errorf("check: %v", err)
 		}
 		s := n.r.Stats()

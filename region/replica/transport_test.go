@@ -2,6 +2,7 @@ package replica
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -96,7 +97,7 @@ func TestPipelineClosesWithItsReader(t *testing.T) {
 					t.Fatal("closed by an answer that goes on")
 				}
 				in.done <- &answered{req: raft.AppendEntriesRequest{Term: 7}, resp: last}
-				if err := <-sent; err != raft.ErrPipelineShutdown {
+				if err := <-sent; !errors.Is(err, raft.ErrPipelineShutdown) {
 					t.Errorf("sender: %v", err)
 				}
 				if err := p.Close(); err != nil {
