@@ -39,7 +39,8 @@ type received struct {
 }
 
 // attach runs one stream until it breaks, or until its server has answered no
-// keepalive for a quarter of the TTL: a hung server is left before half of it.
+// keepalive for an eighth of the TTL. One is sent at least every third, so a
+// hung server is left before half the TTL is over.
 func (r *region) attach(s *session) {
 	cc, at, err := r.conns.current()
 	if err != nil {
@@ -110,7 +111,7 @@ func (r *region) attach(s *session) {
 			}
 			next = now.Add(s.ttl / 3)
 		}
-		if asked != 0 && now.Sub(asked) > s.ttl/4 && now.Sub(answered) > s.ttl/4 {
+		if asked != 0 && now.Sub(asked) > s.ttl/8 && now.Sub(answered) > s.ttl/8 {
 			r.client.cfg.Logger.Warn("server answers no keepalive; leaving it for another", "region", r.name, "server", r.conns.servers[at].Name)
 			r.conns.leave(at, cc, true)
 			return
@@ -122,7 +123,7 @@ func (r *region) attach(s *session) {
 // openStream opens Attach, for no longer than a hung server may take.
 func (r *region) openStream(ctx context.Context, s *session, cc *grpc.ClientConn) (grpc.BidiStreamingClient[pb.AttachRequest, pb.AttachResponse], error) {
 	ctx, cancel := context.WithCancel(ctx)
-	guard := time.AfterFunc(min(s.ttl/4, attemptTimeout), cancel)
+	guard := time.AfterFunc(min(s.ttl/8, attemptTimeout), cancel)
 	stream, err := pb.NewSessionServiceClient(cc).Attach(ctx)
 	if !guard.Stop() || err != nil {
 		cancel()

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/headlease/headlease/client"
+	"github.com/headlease/headlease/internal/clusterfile"
 	"github.com/headlease/headlease/internal/devcluster"
 )
 
@@ -95,8 +96,10 @@ func TestEveryProcessKilledInTurn(t *testing.T) {
 // load and continues it, repeatedly: no lease that is kept alive elsewhere is
 // lost, and the old leader acknowledges nothing.
 func TestLeaderFrozenForTwoTTLs(t *testing.T) {
-	c := start(t, oneRegion())
-	const ttl = 4 * time.Second
+	o := oneRegion()
+	o.Timing = clusterfile.TimingLAN // as a region runs in production; calm needs a TTL of 10 s
+	c := start(t, o)
+	const ttl = 6 * time.Second
 	leases := hold(t, c.client("", ttl), 5)
 	l := startLoad(t, []*client.Client{c.client("", ttl), c.client("", ttl)}, 2, *seed)
 	l.progress(10, stepTimeout)
