@@ -5,7 +5,7 @@ cd "$(dirname "$0")/.."
 seconds=${1:-5}
 found=0
 while read -r file; do
-	dir=./$(dirname "$file")
+	dir=$(dirname "$file")
 	for target in $(grep -oE '^func Fuzz[A-Za-z0-9_]+' "$file" | awk '{print $2}'); do
 		found=$((found + 1))
 		echo "== $dir $target"

@@ -65,7 +65,7 @@ one() { # one line of jobs
   { spin $flags -a m.pml && gcc -O2 -w -DSAFETY -DNOREDUCE $cc -o pan pan.c && timeout "${LIMIT:-900}" ./pan $pan; } >pan.log 2>&1
   got="did not finish"
   if grep -q "assertion violated" pan.log; then got=violation
-  elif grep -q "errors: 0" pan.log && ! grep -qE "Search not completed|max search depth too small|reached|resource" pan.log; then got=none; fi
+  elif grep -q "errors: 0" pan.log && ! grep -qE "Search not completed|max search depth too small|^pan: (reached|out of)|memory limit" pan.log; then got=none; fi
   mark=ok; [ "$got" = "$want" ] || mark=SURPRISE
   states=$(grep -m1 "states, stored" pan.log | awk '{print $1}')
   printf '%-8s %-13s %-14s %10s states %4ds  %s\n' "$mark" "$model" "$got" "${states:-?}" $((SECONDS - began)) "$flags"
