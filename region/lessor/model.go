@@ -128,9 +128,10 @@ func (l *Lessor) Clone() *Lessor {
 // AppendState appends a canonical form of all that bears on what the Lessor
 // will send or propose: two of one form behave alike for ever, but for the
 // numbers of commands. Instants are written relative to now, what is over as
-// over. It is for a model checker that calls Tick as time passes, takes the
-// Outbox after each call, and completes its checks and commands at once.
-func (l *Lessor) AppendState(b []byte, now instant.Instant) []byte {
+// over. A deposed one, which is never ticked again and whose commands come to
+// nothing, is written without what bears on commands only. It is for a model
+// checker that takes the Outbox after each call.
+func (l *Lessor) AppendState(b []byte, now instant.Instant, deposed bool) []byte {
 	left := func(x instant.Instant) uint64 { return uint64(max(0, x.Sub(now))) }
 	u := func(x uint64) { b = binary.AppendUvarint(b, x) }
 	u(l.term)
@@ -146,7 +147,9 @@ func (l *Lessor) AppendState(b []byte, now instant.Instant) []byte {
 	for _, id := range slices.Sorted(maps.Keys(l.sessions)) {
 		s := l.sessions[id]
 		b = append(append(b, id...), 0, flags(s.expiring, s.closing, s.begun, s.again, s.ackDue))
-		u(left(s.deadline))
+		if !deposed {
+			u(left(s.deadline))
+		}
 		u(left(s.sendable))
 		if s.stream != nil {
 			u(uint64(s.stream.id))
@@ -179,12 +182,17 @@ func (l *Lessor) AppendState(b []byte, now instant.Instant) []byte {
 	b = append(b, 0xff)
 	for _, a := range l.arrivals {
 		b = append(append(b, a.id...), 0, flags(a.order <= l.begun, a.order <= l.wanted))
-		b = binary.AppendVarint(b, int64(a.at.Sub(now)))
+		if a.session != nil {
+			u(left(a.at.Add(a.session.ttl)))
+		}
 		if a.stream != nil {
 			u(uint64(a.stream.id))
 		}
 	}
 	b = append(b, 0xff)
+	if deposed {
+		return b
+	}
 	// What is due or under way, in no order.
 	var due [][]byte
 	for i := range l.timers {

@@ -47,7 +47,9 @@ func (w *world) successors(emit func(step, *world)) {
 	}
 	n := w.fork()
 	n.now = n.now.Add(tick)
-	n.settle(1 - n.cur)
+	if n.o.bug.keepsCommands {
+		n.settle(1 - n.cur) // otherwise its commands come to nothing
+	}
 	yield("tick", -1, -1, n)
 	w.o.bug.steps(w, yield)
 }
@@ -74,6 +76,9 @@ func (w *world) leaderSteps(l int, yield func(string, int, int, *world)) {
 	}
 	stale := l != w.cur
 	for i := range w.clients {
+		if w.o.quiet[i] {
+			continue
+		}
 		if !s.arrived[i] && (!stale || w.o.split || w.o.bug.staleKeepalives) && w.believable(l, i) {
 			n := w.fork()
 			n.keepalive(l, i)

@@ -91,15 +91,9 @@ type seeded struct {
 	// stored is the validity computed at the grant [F10].
 	stored instant.Instant
 	token  fence.Token
-	// What the current leader sent, and when it began [L3].
-	sentSession, sentPartition, began instant.Instant
-	revocation                        instant.Instant
 }
 
-func (x *seeded) append(b []byte, now instant.Instant) []byte {
-	for _, i := range []instant.Instant{x.sentSession, x.sentPartition, x.began, x.revocation} {
-		b = binary.AppendUvarint(b, uint64(max(0, i.Sub(now))))
-	}
+func (x *seeded) append(b []byte) []byte {
 	b = binary.AppendUvarint(b, uint64(x.stored))
 	return binary.AppendUvarint(b, uint64(x.token))
 }
@@ -239,39 +233,14 @@ var bugs = map[string]func() bug{
 			return m
 		}}
 	},
-	// A new leader counts only what it sent itself, and min(TTL, D) from its
-	// start.
+	// A new leader counts only what it sent itself, which is nothing yet, for a
+	// revocation that begins in its term.
 	"L3": func() bug {
-		end := func(w *world) {
-			x := &w.x
-			x.revocation = max(min(x.sentSession, x.sentPartition), x.began.Add(min(w.o.ttl, w.o.d)))
-		}
-		return bug{
-			sent: func(w *world, l, i int, m *pb.AttachResponse) *pb.AttachResponse {
-				lease, ok := w.st.lease()
-				if l == w.cur && ok && lease.Session == sessionIDs[i] {
-					x := &w.x
-					x.sentSession = max(x.sentSession, instant.Instant(m.GetAck().GetSessionUntil()))
-					for _, ends := range [][]*pb.PartitionEnd{m.GetAck().GetPartitions(), m.GetPush().GetPartitions(), {m.GetGrant().GetPartition()}} {
-						for _, e := range ends {
-							x.sentPartition = max(x.sentPartition, instant.Instant(e.GetUntil()))
-						}
-					}
-				}
-				return m
-			},
-			elected: func(w *world) {
-				w.x = seeded{began: w.now}
-				end(w)
-			},
-			revoked: end,
-			settle: func(w *world, l int) bool {
-				if lease, ok := w.st.lease(); ok && lease.Revoked && l == w.cur && w.x.began != 0 && w.x.revocation <= w.now {
-					endRevocationNow(w)
-				}
-				return false
-			},
-		}
+		return bug{revoked: func(w *world) {
+			if w.term > 1 {
+				endRevocationNow(w)
+			}
+		}}
 	},
 	// An offer that is not confirmed passes on at once, and validity sent for
 	// it does not end at the offer's end.

@@ -9,10 +9,12 @@ import (
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
 
-// flat is the least client that the design's text allows: one table whatever
-// the stream, the terms' rule [L5], and no memory of dead tokens but of what it
-// released itself. It shows that the rule is needed, and without it that the
-// explorer sees it.
+// flat is a client with one table whatever the stream, and no memory of dead
+// tokens but of what it released itself. The shipped client keeps a table per
+// stream and term, which alone stops what [L5] is about; here the rule stands
+// alone, to show that it is needed where tables are shared. (A flat client is
+// not fit for use: a push on a new stream, before its first ack, would reach
+// what an older one named.)
 type flat struct {
 	rule         bool
 	term         uint64

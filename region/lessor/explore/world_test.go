@@ -37,8 +37,12 @@ type options struct {
 	split bool
 	// requests per session.
 	requests uint64
-	bug      bug
-	limit    int
+	// quiet sessions send no keepalives and are pushed nothing.
+	quiet [2]bool
+	// start leads from the held world to where the search begins.
+	start func(*world)
+	bug   bug
+	limit int
 }
 
 // client is what the world needs of validity.Table.
@@ -141,6 +145,9 @@ func held(o *options) *world {
 	}
 	if _, ok := w.clients[0].Lease(sessionIDs[0], resource); !ok || !w.believes(0) {
 		panic("set-up: session 0 does not believe")
+	}
+	if o.start != nil {
+		o.start(w)
 	}
 	return w
 }
@@ -389,7 +396,7 @@ func (w *world) key(b []byte) []byte {
 			b = append(b, 0)
 		} else {
 			b = append(b, 1)
-			b = s.l.AppendState(b, w.now)
+			b = s.l.AppendState(b, w.now, l != w.cur && !w.o.bug.keepsCommands)
 			b = append(b, bit(s.arrived[0])|bit(s.arrived[1])<<1|bit(s.ticket != nil)<<2)
 		}
 		for _, c := range s.pending {
@@ -422,7 +429,7 @@ func (w *world) key(b []byte) []byte {
 			b = append(b, 0)
 		}
 	}
-	return w.x.append(b, w.now)
+	return w.x.append(b)
 }
 
 func appendCommand(b []byte, c *pb.Command) []byte {
