@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -222,5 +223,28 @@ func TestWhatIsWrittenIsReadAgain(t *testing.T) {
 	}
 	if err := s.close(); err != nil {
 		t.Fatal(err)
+	}
+}
+
+func TestAfterAFailedWriteTheStoreWritesNothing(t *testing.T) {
+	d := &disk{}
+	s, got, err := openStore(storeConfig{dir: filepath.Join(t.TempDir(), "w1"), name: "w1", cluster: "test", disk: d})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = s.close() }()
+	broken := errors.New("input/output error")
+	d.set(func(string) error { return broken })
+	records := map[string]register.Record{"p": {Promised: ballot(1, eu)}}
+	if err := s.write(records, got.writes+1); !errors.Is(err, broken) {
+		t.Fatalf("write on a broken disk: %v", err)
+	}
+	d.set(nil)
+	before := hashDir(t, filepath.Dir(s.path))
+	if err := s.write(records, got.writes+1); !errors.Is(err, broken) {
+		t.Errorf("write after a failed one: %v", err)
+	}
+	if hashDir(t, filepath.Dir(s.path)) != before {
+		t.Error("it was written all the same")
 	}
 }
