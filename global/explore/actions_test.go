@@ -40,8 +40,11 @@ func (s *state) current(slot int) bool { return int(s.cur[slot/2]) == slot%2 }
 // actions yields every step that may be possible in s.
 func (x *explorer) actions(s *state, yield func(action)) {
 	act := func(kind uint8, a, b, c int) {
-		if x.opt.only == nil || x.opt.only[actName[kind]] {
-			yield(action{kind, uint8(a), uint8(b), uint8(c)})
+		if x.opt.only != nil && !x.opt.only[actName[kind]] {
+			return
+		}
+		if next := (action{kind, uint8(a), uint8(b), uint8(c)}); x.opt.guide == nil || x.opt.guide(s, next) {
+			yield(next)
 		}
 	}
 	act(actTick, 0, 0, 0)
@@ -66,7 +69,7 @@ func (x *explorer) actions(s *state, yield func(action)) {
 		}
 		if s.current(slot) {
 			for _, mask := range []int{3, 5, 6, 7} {
-				if mask>>(slot/2)&1 == 0 && !x.opt.rules.ownVoteElsewhere {
+				if s.ballots[slot/2] >= x.opt.ballots || mask>>(slot/2)&1 == 0 && !x.opt.rules.ownVoteElsewhere {
 					continue
 				}
 				act(actCampaign, slot, mask, 0)
@@ -187,7 +190,7 @@ func (x *explorer) do(s state, a action) (out state, ok bool, bad string) {
 			return s, false, ""
 		}
 		for v := range voters {
-			if rec := x.voters[s.voter[v]].rec; !rec.Accepted.IsZero() && (rec.Value.Owner != region(r) || rec.Value.Epoch > live) {
+			if rec := x.voters[s.voter[v]].rec; rec.Value.Epoch > live {
 				bad := x.commitDrop(&s, r, live)
 				return s, true, bad
 			}
@@ -264,7 +267,7 @@ func (x *explorer) doPrepare(s state, slot, v int) (state, bool, string) {
 			return vs, voted{ok: true, done: true}
 		case dec.Action != register.Write:
 			return vs, voted{} // refused: as if lost
-		case v != witness:
+		case v != witness && !x.opt.oneStep:
 			vs.pending, vs.guard = b, dec.Change.Guard
 			return vs, voted{ok: true}
 		}

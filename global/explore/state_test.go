@@ -21,7 +21,7 @@ const (
 	// dv is how many ticks D lasts on a voter's clock, and the hold on the
 	// owner's: the worst case that the bound on clock rates allows.
 	dv = 2
-	// maxRounds bounds every option's rounds.
+	// maxRounds bounds all ballots' rounds.
 	maxRounds = 4
 )
 
@@ -38,7 +38,8 @@ type state struct {
 	hold, epoch [slots]uint8
 	cur         [regions]uint8
 	live, floor [regions]uint8
-	reserved    [regions]uint8
+	// reserved is the highest round reserved, ballots how many there were.
+	reserved, ballots [regions]uint8
 	// dropped is the highest epoch dropped; the checks alone use it.
 	dropped [regions]uint8
 	// soup has the value of every Accept ever sent, by ballot: it may arrive
@@ -98,9 +99,9 @@ func (n *node) key() string {
 // option is what one search explores.
 type option struct {
 	rules rules
-	// rounds bounds the ballots: each region has as many, the one in force at
-	// the start included.
-	rounds uint64
+	// ballots bounds each region's ballots, the one in force at the start
+	// included.
+	ballots uint8
 	// release adds planned transfers.
 	release bool
 	// late lets answers to Accepts arrive later than the vote.
@@ -108,8 +109,12 @@ type option struct {
 	// rates gives clocks at the bounds of rho = 1/3, per role: owners slow or
 	// fast, voters fast. Without, all clocks are exact.
 	rates bool
-	// only, if set, keeps the named steps: a slice of the space.
-	only map[string]bool
+	// oneStep commits a region's promise in the step that checks it.
+	oneStep bool
+	// only, if set, keeps the named steps, and guide, if set, those it passes:
+	// a slice of the space.
+	only  map[string]bool
+	guide func(s *state, a action) bool
 	// states stops the search; zero: no bound.
 	states int
 	limit  time.Duration
@@ -291,7 +296,7 @@ func (x *explorer) start() []state {
 			s.voter[i] = x.putVoter(vs)
 		}
 		s.live[0], s.floor[0], s.lastEpoch, s.lastOwner = 1, 1, 1, 1
-		s.reserved[0] = 1
+		s.reserved[0], s.ballots[0] = 1, 1
 		s.soup[soupAt(first)] = x.putValue(v)
 		s.slot[0] = x.newLeader(0, s.voter[0], 1, 1, false)
 		s.slot[2] = x.newLeader(1, s.voter[1], 0, 0, false)
@@ -301,7 +306,7 @@ func (x *explorer) start() []state {
 				panic(bad)
 			}
 		}
-		if s.hold[0] != dv {
+		if s.hold[0] < dv {
 			panic(fmt.Sprintf("start: region a holds for %d ticks", s.hold[0]))
 		}
 		out = append(out, s)

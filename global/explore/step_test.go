@@ -153,7 +153,7 @@ func (x *explorer) campaign(n *node, effects []campaign.Effect, in input, o *out
 		return
 	}
 	round := max(uint64(in.reserved), reserve.Above) + 1
-	if round > x.opt.rounds {
+	if round > maxRounds {
 		o.none = true
 		return
 	}
@@ -216,8 +216,11 @@ func (x *explorer) ticks(n *node, e campaign.Held) uint8 {
 func (x *explorer) apply(s state, slot int, o outcome) (state, string) {
 	r := slot / 2
 	s.slot[slot] = o.node
-	if o.reserved != 0 && !x.opt.rules.sharedBallot {
-		s.reserved[r] = o.reserved
+	if o.reserved != 0 {
+		s.ballots[r]++
+		if !x.opt.rules.sharedBallot {
+			s.reserved[r] = o.reserved
+		}
 	}
 	if o.lapsed {
 		s.hold[slot], s.epoch[slot] = 0, 0
