@@ -19,7 +19,7 @@ import (
 // hashicorp/raft's VerifyLeader, which lets stale reads pass in this very
 // schedule: so the schedule is sharp, and the test can fail.
 func TestF1DelayedLeader(t *testing.T) {
-	const transfers = 8
+	const transfers = 6
 	var passed, passedVerify, stale, staleVerify atomic.Int64
 	for run := range transfers {
 		synctest.Test(t, func(t *testing.T) {

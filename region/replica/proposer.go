@@ -20,6 +20,10 @@ const (
 	maxBatchBytes = 64 << 10
 	// maxCommandBytes bounds one command: a vote on every partition fits.
 	maxCommandBytes = 4 << 20
+	// overlap is how many entries go out without waiting for a full batch: while
+	// the followers store one, the leader stores the next. Measured on raft-wal, 64
+	// callers: 1.4 times the commands of 1; 3 gains nothing more.
+	overlap = 2
 	// urgentReserve is how many entries in flight the normal lane must leave free.
 	urgentReserve = 2
 )
@@ -56,8 +60,8 @@ type proposed struct {
 // answer is called once, by whoever took the proposal.
 func (p *proposal) answer(res *pb.CommandResult, err error) { p.done <- proposed{res, err} }
 
-// proposer gathers commands into entries. An entry goes out at once when none
-// is in flight; while one is, commands gather until it is answered, a full
+// proposer gathers commands into entries. An entry goes out at once while fewer
+// than overlap are in flight; else commands gather until one is answered, a full
 // batch is there, or an urgent command arrives. The bound on entries in flight
 // keeps Raft's own queue short, so that an urgent command never waits behind a
 // flood.
@@ -251,7 +255,7 @@ func (q *proposer) take() []*proposal {
 	switch {
 	case commands == 0, q.inFlight >= q.slots:
 		return nil
-	case q.inFlight == 0, len(u.items) > 0:
+	case q.inFlight < overlap, len(u.items) > 0:
 	case !full, q.inFlight >= max(q.slots-urgentReserve, 1):
 		return nil
 	}

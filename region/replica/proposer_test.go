@@ -159,25 +159,25 @@ func TestH4CallerGivesUp(t *testing.T) {
 		time.Sleep(time.Second)
 		n.disk.hang()
 		ctx, cancel := context.WithCancel(context.Background())
-		errs := make([]error, 2)
+		errs := make([]error, overlap+1)
 		var wg sync.WaitGroup
 		for i := range errs {
 			wg.Go(func() { _, errs[i] = n.r.Propose(ctx, openSession(fmt.Sprint("s", i))) })
-			synctest.Wait() // the first is in flight, the second waits
+			synctest.Wait() // all but the last are in flight
 		}
 		cancel()
 		wg.Wait()
 		if !errors.Is(errs[0], ErrUnknown) || !errors.Is(errs[0], context.Canceled) {
 			t.Errorf("in flight: %v", errs[0])
 		}
-		if errors.Is(errs[1], ErrUnknown) || !errors.Is(errs[1], context.Canceled) {
-			t.Errorf("queued: %v", errs[1])
+		if last := errs[overlap]; errors.Is(last, ErrUnknown) || !errors.Is(last, context.Canceled) {
+			t.Errorf("queued: %v", last)
 		}
 		n.disk.release()
 		if _, err := n.reserve(context.Background()); err != nil {
 			t.Fatal(err)
 		}
-		if _, ok := n.r.View().Session("s1"); ok {
+		if _, ok := n.r.View().Session(fmt.Sprint("s", overlap)); ok {
 			t.Error("a withdrawn command was proposed")
 		}
 		c.stop()
