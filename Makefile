@@ -16,7 +16,7 @@ LDFLAGS := -s -w -X github.com/headlease/headlease/internal/version.release=$(VE
 LINT := go tool -modfile=tools/lint/go.mod golangci-lint
 
 # Packages whose tests start processes and measure time: one after the other.
-PROCESSES := ./cmd/... ./drill/... ./internal/devcluster/...
+PROCESSES := ./cmd/... ./drill/... ./internal/devcluster/... ./internal/e2e/...
 OTHERS = $(filter-out $(shell go list $(PROCESSES)),$(shell go list ./...))
 
 .PHONY: build test unit processes race verify fmt vet lint proto tidy hygiene generate fuzz-short explore spec bench demo drills soak clean help

@@ -116,12 +116,12 @@ func typeFaults(err error) []Fault {
 	}
 	if one := (*mapstructure.DecodeError)(nil); isDecodeError(err, &one) {
 		inner := one.Unwrap()
-		if many, ok := inner.(interface{ Unwrap() []error }); ok { //nolint:errorlint // walks a tree of joined errors
+		if many, ok := inner.(interface{ Unwrap() []error }); ok {
 			return typeFaultsOf(many.Unwrap())
 		}
 		return []Fault{{Path: one.Name(), Problem: typeProblem(one.Name(), inner)}}
 	}
-	if many, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // walks a tree of joined errors
+	if many, ok := err.(interface{ Unwrap() []error }); ok {
 		return typeFaultsOf(many.Unwrap())
 	}
 	if inner := errors.Unwrap(err); inner != nil {

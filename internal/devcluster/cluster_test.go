@@ -305,12 +305,12 @@ func TestOccupiedPortIsNamedBeforeAnyStart(t *testing.T) {
 		t.Fatal(err)
 	}
 	p, _ := c.File().Process("us-virginia-1")
-	l, err := net.Listen("tcp", p.Raft) //nolint:forbidigo // Takes a port away.
+	l, err := net.Listen("tcp", p.Raft) // Takes a port away.
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	u, err := net.ListenPacket("udp", p.Gossip) //nolint:forbidigo // As above.
+	u, err := net.ListenPacket("udp", p.Gossip) // As above.
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -96,7 +96,7 @@ func childMain(args []string) error {
 		if address == "" {
 			continue
 		}
-		l, err := net.Listen("tcp", address) //nolint:forbidigo // A child that stands in for a server.
+		l, err := net.Listen("tcp", address) // A child that stands in for a server.
 		if err != nil {
 			return err
 		}
@@ -107,7 +107,7 @@ func childMain(args []string) error {
 	}
 	fmt.Println(*name, "is up")
 	if hello := os.Getenv(helloVar); hello != "" {
-		conn, err := net.Dial("tcp", hello) //nolint:forbidigo // As above.
+		conn, err := net.Dial("tcp", hello) // As above.
 		if err != nil {
 			return err
 		}
@@ -154,7 +154,7 @@ var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
 type hello struct{ l net.Listener }
 
 func newHello() (hello, error) {
-	l, err := net.Listen("tcp", loopback+":0") //nolint:forbidigo // Between a test and its children.
+	l, err := net.Listen("tcp", loopback+":0") // Between a test and its children.
 	return hello{l}, err
 }
 
