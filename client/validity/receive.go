@@ -100,6 +100,7 @@ func (t *Table) takeAck(now instant.Instant, st *stream, ack *pb.Ack) []Event {
 		if !s.acked || c > s.lastAcked {
 			s.acked, s.lastAcked = true, c
 		}
+		s.remap = false
 	}
 	v.until = max(v.until, instant.Instant(ack.GetSessionUntil()))
 	st.takeEnds(ack.GetPartitions())
@@ -299,7 +300,7 @@ func (t *Table) sawTerm(term uint64) {
 		t.collect(st)
 	}
 	for _, s := range t.sessions {
-		s.urgent = true // the new term's instants need a pair
+		s.remap = true
 	}
 }
 

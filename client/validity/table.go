@@ -103,6 +103,8 @@ type session struct {
 	lastSent    instant.Instant
 	everSent    bool
 	urgent      bool
+	// remap: the instants of a new term need a pair.
+	remap bool
 	// lastAcked is when the newest acknowledged keepalive was sent.
 	acked     bool
 	lastAcked instant.Instant
@@ -273,7 +275,7 @@ func (t *Table) Keepalive(now instant.Instant, id string, on StreamID) *pb.Keepa
 	if t.pairs(now) {
 		s.sent = append(s.sent, sentKeepalive{stream: on, sequence: s.sequence, at: now})
 	}
-	s.lastSent, s.everSent, s.urgent = now, true, false
+	s.lastSent, s.everSent, s.urgent, s.remap = now, true, false, false
 	return &pb.Keepalive{
 		SessionId: id, Sequence: s.sequence, TokensHash: s.hash(), LowestOpenRequest: s.lowestOpen(),
 	}
@@ -286,7 +288,7 @@ func (t *Table) pairs(sent instant.Instant) bool { return t.gap == 0 || sent > t
 // last one, or at once (zero) if something must be confirmed or mapped.
 func (t *Table) NextKeepalive(id string) instant.Instant {
 	s, ok := t.sessions[id]
-	if !ok || s.urgent || !s.everSent {
+	if !ok || s.urgent || s.remap || !s.everSent {
 		return 0
 	}
 	return s.lastSent.Add(s.ttl / 3)
