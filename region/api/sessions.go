@@ -108,7 +108,7 @@ func (s *Sessions) Attach(ss grpc.BidiStreamingServer[pb.AttachRequest, pb.Attac
 	select {
 	case err = <-received:
 		stream.Close()
-		<-sent // nobody may send on a stream whose method has returned
+		_ = <-sent // nobody may send on a stream whose method has returned
 	case err = <-sent:
 	}
 	if errors.Is(err, io.EOF) {
