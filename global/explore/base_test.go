@@ -7,12 +7,13 @@ import (
 	"time"
 )
 
-var exploreTime = flag.Duration("explore.time", 0, "explore each exhaustive search for so long instead of a bounded number of states")
+var exploreTime = flag.Duration("explore.time", 0, "explore for so long in all, instead of a bounded number of states")
 
-// bound sets a search's end: states in go test, time in make explore.
-func bound(opt option, states int) option {
+// bound sets a search's end: a number of states, or with -explore.time its
+// share in percent of that.
+func bound(opt option, states, share int) option {
 	if *exploreTime > 0 {
-		opt.states, opt.limit = 0, *exploreTime
+		opt.states, opt.limit = 0, *exploreTime*time.Duration(share)/100
 		return opt
 	}
 	opt.states, opt.limit = states/raceShare, time.Minute
@@ -21,19 +22,19 @@ func bound(opt option, states int) option {
 
 func TestExhaustive(t *testing.T) {
 	for _, c := range []struct {
-		name   string
-		states int
-		opt    option
+		name          string
+		states, share int
+		opt           option
 	}{
-		{"two ballots each", 1_200_000, option{ballots: 2}},
-		{"clock rates at their bounds", 300_000, option{ballots: 2, rates: true}},
-		{"late answers", 300_000, option{ballots: 2, late: true}},
-		{"planned transfer", 500_000, option{ballots: 2, release: true}},
-		{"three ballots each", 300_000, option{ballots: 3, release: true}},
+		{"two ballots each", 1_200_000, 50, option{ballots: 2}},
+		{"clock rates at their bounds", 300_000, 8, option{ballots: 2, rates: true}},
+		{"late answers", 300_000, 8, option{ballots: 2, late: true}},
+		{"planned transfer", 500_000, 10, option{ballots: 2, release: true}},
+		{"three ballots each", 300_000, 8, option{ballots: 3, release: true}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.opt.rules = shipped()
-			r := search(bound(c.opt, c.states))
+			r := search(bound(c.opt, c.states, c.share))
 			t.Log(r)
 			if r.bad != "" {
 				t.Fatalf("%s\n%s", r.bad, strings.Join(r.trace, "\n"))
