@@ -90,7 +90,11 @@ type listener struct {
 // Listen listens for a gRPC plane. The connections are useless without the
 // handshake of ServerCredentials(plane).
 func (l *Links) Listen(plane Plane, address string) (net.Listener, error) {
-	return l.listen(plane, address)
+	ln, err := l.listen(plane, address)
+	if err != nil {
+		return nil, err // not a *listener that is nil
+	}
+	return ln, nil
 }
 
 func (l *Links) listen(plane Plane, address string) (*listener, error) {
