@@ -11,7 +11,6 @@ import (
 
 	"google.golang.org/grpc"
 
-	"github.com/headlease/headlease/fence"
 	"github.com/headlease/headlease/internal/clock"
 	"github.com/headlease/headlease/internal/link"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
@@ -47,6 +46,9 @@ type Links interface {
 
 // Config of a Client.
 type Config struct {
+	// Cluster is the cluster's name. It is kept in handles, so that one is not
+	// taken to another cluster; it may be empty.
+	Cluster string
 	Regions []Region
 	// Home is asked first; default the first of Regions.
 	Home  string
@@ -112,8 +114,9 @@ type Client struct {
 	regions map[string]*region
 	order   []string // home first
 
-	mu    sync.Mutex
-	hints map[string]string // partition or resource to region
+	mu      sync.Mutex
+	closing bool
+	hints   map[string]string // resource to region
 }
 
 // New returns a client. It connects when it is first used.
@@ -138,7 +141,7 @@ func New(cfg Config) (*Client, error) {
 			c.order = append(c.order, r.Name)
 		}
 	}
-	c.work.Go(func() {
+	c.spawn(func() {
 		err := clock.Watch(ctx, clock.WatchConfig{Clock: cfg.Clock, Restarted: func(reason string) {
 			cfg.Logger.Warn("this process or its clock stood still; leases are trusted again after the next keepalive", "reason", reason)
 			for _, r := range c.regions {
@@ -152,16 +155,46 @@ func New(cfg Config) (*Client, error) {
 	return c, nil
 }
 
+// spawn runs f in a goroutine that Close waits for; false once the client is
+// being closed.
+func (c *Client) spawn(f func()) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closing {
+		return false
+	}
+	c.work.Go(f)
+	return true
+}
+
 // Close ends all leases and sessions. Sessions are closed at the regions as
 // far as that works before ctx ends; the rest expire.
 func (c *Client) Close(ctx context.Context) error {
-	var wg sync.WaitGroup
+	return c.end(func(r *region) error { return r.closeSession(ctx) })
+}
+
+// Leave ends the client but not its sessions: they live for their TTL from
+// here on, and their leases can be ended with ReleaseHandle. Before that it
+// sends one more keepalive, so that the TTL starts now and everything granted
+// is confirmed; the error says where that did not work before ctx ended.
+func (c *Client) Leave(ctx context.Context) error {
+	return c.end(func(r *region) error { return r.leaveSession(ctx) })
+}
+
+func (c *Client) end(how func(*region) error) error {
 	errs := make([]error, len(c.order))
+	var wg sync.WaitGroup
 	for i, name := range c.order {
-		wg.Go(func() { errs[i] = c.regions[name].closeSession(ctx) })
+		wg.Go(func() { errs[i] = how(c.regions[name]) })
 	}
 	wg.Wait()
+	c.mu.Lock()
+	c.closing = true
+	c.mu.Unlock()
 	c.stop(ErrClosed)
+	for _, r := range c.regions {
+		r.abandon() // one that was opened meanwhile
+	}
 	c.work.Wait()
 	for _, r := range c.regions {
 		errs = append(errs, r.conns.close())
@@ -185,7 +218,7 @@ func Wait() Option { return func(o *acquireOptions) { o.wait = true } }
 // when ctx does.
 func (c *Client) Acquire(ctx context.Context, resource string, options ...Option) (*Lease, error) {
 	if _, err := shard.Parse(resource); err != nil {
-		return nil, &Error{Text: err.Error(), Detail: &pb.ErrorDetail{Kind: &pb.ErrorDetail_Invalid{Invalid: &pb.Invalid{Field: "resource", Remedy: err.Error()}}}}
+		return nil, invalidResource(err)
 	}
 	var o acquireOptions
 	for _, f := range options {
@@ -201,13 +234,10 @@ func (c *Client) Acquire(ctx context.Context, resource string, options ...Option
 
 // Get returns who holds a resource; nil if nobody does.
 func (c *Client) Get(ctx context.Context, resource string) (lease *pb.LeaseInfo, err error) {
-	err = c.route(ctx, resource, func(ctx context.Context, r *region) error {
-		return r.conns.do(ctx, func(ctx context.Context, cc *grpc.ClientConn) error {
-			res, err := pb.NewLeaseServiceClient(cc).GetLease(ctx, &pb.GetLeaseRequest{Resource: resource})
-			lease = res.GetLease()
-			return err
-		})
-	})
+	if _, err := shard.Parse(resource); err != nil {
+		return nil, invalidResource(err)
+	}
+	err = c.route(ctx, resource, func(ctx context.Context, r *region) error { return r.get(ctx, resource, &lease) })
 	return lease, err
 }
 
@@ -244,117 +274,3 @@ func (c *Client) region(name string) (*region, error) {
 	}
 	return r, nil
 }
-
-// route finds the region that owns the resource and calls do there, over
-// lapses, promotions and lost regions, until it succeeds, fails for good, or
-// ctx ends.
-func (c *Client) route(ctx context.Context, resource string, do func(context.Context, *region) error) error {
-	failed := map[string]time.Time{} // regions that did not answer
-	next := c.hint(resource)
-	for attempt := 0; ; attempt++ {
-		if next == "" {
-			next = c.order[attempt%len(c.order)]
-		}
-		name := next
-		next = ""
-		err := do(ctx, c.regions[name])
-		var e *Error
-		switch {
-		case err == nil:
-			c.setHint(resource, name)
-			return nil
-		case ctx.Err() != nil:
-			return fmt.Errorf("%w (last: %w)", context.Cause(ctx), err)
-		case c.ctx.Err() != nil:
-			return ErrClosed
-		case errors.Is(err, ErrBusy), errors.Is(err, ErrInvalid), errors.Is(err, ErrDenied):
-			return err
-		case errors.Is(err, ErrUnavailable):
-			failed[name] = time.Now()
-		case errors.As(err, &e) && (errors.Is(err, ErrNotOwner) || errors.Is(err, ErrMoved)):
-			owner := e.Detail.GetNotOwner().GetOwner()
-			if owner == "" {
-				owner = e.Detail.GetMoved().GetSuccessor()
-			}
-			// An owner that is silent is a lost region: look around for the
-			// one that is promoted.
-			if c.regions[owner] != nil && owner != name && time.Since(failed[owner]) > time.Second {
-				next = owner
-			}
-		}
-		wait := 20 * time.Millisecond
-		if next == "" {
-			wait = min(50*time.Millisecond<<min(attempt, 3), 250*time.Millisecond)
-		}
-		if e != nil {
-			wait = max(wait, e.retryAfter())
-		}
-		if errors.Is(err, ErrLapsed) || errors.Is(err, ErrOverloaded) {
-			next = name
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("%w (last: %w)", context.Cause(ctx), err)
-		case <-c.ctx.Done():
-			return ErrClosed
-		case <-time.After(wait):
-		}
-	}
-}
-
-func (c *Client) hint(resource string) string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.hints[resource]
-}
-
-// maxHints bounds the memory of who owned what.
-const maxHints = 10_000
-
-func (c *Client) setHint(resource, region string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if len(c.hints) >= maxHints {
-		clear(c.hints)
-	}
-	c.hints[resource] = region
-}
-
-// Lease is a session's hold on a resource. It is safe for concurrent use.
-type Lease struct {
-	region   *region
-	session  string
-	resource string
-	token    fence.Token
-	ctx      context.Context
-	cancel   context.CancelCauseFunc
-}
-
-// Resource that is leased.
-func (l *Lease) Resource() string { return l.resource }
-
-// Token orders this holder against all others: send it with every write.
-func (l *Lease) Token() fence.Token { return l.token }
-
-// Region that granted the lease.
-func (l *Lease) Region() string { return l.region.name }
-
-// Session that holds the lease.
-func (l *Lease) Session() string { return l.session }
-
-// Context ends when work must stop; the cause is ErrReleased or a *LostError.
-// It ends earlier than Valid does, so that work can stop in order.
-func (l *Lease) Context() context.Context { return l.ctx }
-
-// Valid reports whether nobody else can hold the resource now. It reads the
-// clock at the call; call it right before an act, and fence the act all the
-// same.
-func (l *Lease) Valid() bool { return l.region.valid(l) }
-
-// Remaining is how long Valid stays true if nothing more is heard.
-func (l *Lease) Remaining() time.Duration { return l.region.remaining(l) }
-
-// Release ends the lease here at once and at the region as soon as it can be
-// told; an error means that it could not, and the lease will end with its
-// session.
-func (l *Lease) Release(ctx context.Context) error { return l.region.release(ctx, l) }

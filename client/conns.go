@@ -13,9 +13,12 @@ import (
 	"github.com/headlease/headlease/internal/pki"
 )
 
-// attemptTimeout bounds one try of a call at one server: a server that hangs
-// is left for the next one.
-const attemptTimeout = 2 * time.Second
+// attemptTimeout bounds one try of a call at the first server: one that hangs
+// is left for the next one. laterTimeout bounds those at the others.
+const (
+	attemptTimeout = 2 * time.Second
+	laterTimeout   = time.Second
+)
 
 // conns are the connections to a region's servers. One is used at a time; any
 // server takes any call and forwards it to the leader.
@@ -73,20 +76,25 @@ func (c *conns) leave(at int, cc *grpc.ClientConn, fresh bool) {
 // the others in turn while none can decide.
 func (c *conns) do(ctx context.Context, call func(context.Context, *grpc.ClientConn) error) error {
 	var last error
+	timeout := attemptTimeout
 	for range c.servers {
 		cc, at, err := c.current()
 		if err != nil {
 			return err
 		}
-		attempt, cancel := context.WithTimeout(ctx, attemptTimeout)
+		attempt, cancel := context.WithTimeout(ctx, timeout)
 		err = errorOf(call(attempt, cc))
-		silent := attempt.Err() != nil && ctx.Err() == nil
+		if attempt.Err() != nil {
+			timeout = laterTimeout
+		}
 		cancel()
 		if err == nil || !errors.Is(err, ErrUnavailable) || ctx.Err() != nil {
 			return err
 		}
 		last = err
-		c.leave(at, cc, silent)
+		// The connection stays: a server that is slow to decide may still
+		// answer others, and the stream finds out by itself if it hangs.
+		c.leave(at, cc, false)
 	}
 	return last
 }

@@ -27,6 +27,9 @@ var (
 	ErrNotHolder = errors.New("not holder")
 	// ErrOverloaded: ask again later.
 	ErrOverloaded = errors.New("overloaded")
+	// ErrStaleRequest: the request was answered or cancelled before. The SDK
+	// asks under a new id.
+	ErrStaleRequest = errors.New("stale request")
 	// ErrInvalid: the request is wrong; asking again does not help.
 	ErrInvalid = errors.New("invalid")
 	// ErrUnavailable: no server that could decide was reached.
@@ -42,6 +45,8 @@ var (
 	ErrLost = errors.New("lease lost")
 	// ErrReleased is why the context of a released lease ended.
 	ErrReleased = errors.New("lease released")
+	// ErrLeft is why the contexts ended of a client that has left its sessions.
+	ErrLeft = errors.New("client has left; the session lives on for its ttl")
 )
 
 // Error is a refusal of the service.
@@ -71,7 +76,9 @@ func (e *Error) sentinel() error {
 		return ErrNotHolder
 	case *pb.ErrorDetail_Overloaded:
 		return ErrOverloaded
-	case *pb.ErrorDetail_Invalid, *pb.ErrorDetail_StaleRequest, *pb.ErrorDetail_Refused, *pb.ErrorDetail_Uninitialised:
+	case *pb.ErrorDetail_StaleRequest:
+		return ErrStaleRequest
+	case *pb.ErrorDetail_Invalid, *pb.ErrorDetail_Refused, *pb.ErrorDetail_Uninitialised:
 		return ErrInvalid
 	case *pb.ErrorDetail_NotLeader, *pb.ErrorDetail_WrongTerm:
 		return ErrUnavailable
@@ -104,6 +111,9 @@ func errorOf(err error) error {
 	if err == nil {
 		return nil
 	}
+	if e := (*Error)(nil); errors.As(err, &e) {
+		return err // of this package, not of a call
+	}
 	st := status.Convert(err)
 	e := &Error{Code: st.Code(), Text: st.Message()}
 	for _, d := range st.Details() {
@@ -114,10 +124,31 @@ func errorOf(err error) error {
 	return e
 }
 
+// errorOfDetail is the error of a detail that came without a text, on the
+// stream.
 func errorOfDetail(d *pb.ErrorDetail) *Error {
 	e := &Error{Code: codes.FailedPrecondition, Detail: d}
-	e.Text = e.sentinel().Error()
+	switch k := d.GetKind().(type) {
+	case *pb.ErrorDetail_NotOwner:
+		e.Text = fmt.Sprintf("partition %s is owned by region %q now", k.NotOwner.GetPartition(), k.NotOwner.GetOwner())
+	case *pb.ErrorDetail_Moved:
+		e.Text = fmt.Sprintf("partition %s is moving to region %q", k.Moved.GetPartition(), k.Moved.GetSuccessor())
+	case *pb.ErrorDetail_Overloaded:
+		e.Text = "overloaded: " + k.Overloaded.GetWhat()
+	case *pb.ErrorDetail_Refused:
+		e.Text = k.Refused.GetReason()
+	case *pb.ErrorDetail_Invalid:
+		e.Text = k.Invalid.GetField() + ": " + k.Invalid.GetRemedy()
+	default:
+		e.Text = "the waiting request ended: " + e.sentinel().Error()
+	}
 	return e
+}
+
+func invalidResource(err error) *Error {
+	return &Error{Code: codes.InvalidArgument, Text: err.Error(), Detail: &pb.ErrorDetail{
+		Kind: &pb.ErrorDetail_Invalid{Invalid: &pb.Invalid{Field: "resource", Remedy: err.Error()}},
+	}}
 }
 
 // BusyError says who holds the resource.

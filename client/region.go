@@ -27,25 +27,45 @@ type region struct {
 	mu      sync.Mutex
 	table   *validity.Table
 	session *session
-	wake    chan struct{}
 }
 
-// session is an open session of this client.
+// session is an open session of this client. Its stream and its sweep are
+// goroutines that end with ctx.
 type session struct {
 	id     string
 	secret []byte
 	ttl    time.Duration
+	// ctx ends with the session, or when it is given up.
+	ctx context.Context
+	end context.CancelCauseFunc
+	// wake is the stream's, tick the sweep's.
+	wake, tick chan struct{}
+
+	// Under the region's lock:
+
+	over bool
 	// heard is when the last ack came; at first, when the session was opened.
 	heard instant.Instant
-	// ctx ends with the session, or when it is given up.
-	ctx     context.Context
-	end     context.CancelCauseFunc
+	// acked is when the newest acknowledged keepalive was sent.
+	acked instant.Instant
+	// answered is closed and made anew at each ack, attached when a new stream
+	// has begun to speak for the session.
+	answered, attached chan struct{}
+	// rtt of the newest keepalive; 0 when unknown.
+	rtt time.Duration
+	// soonest is when the first context ends if nothing is heard; 0 without
+	// leases. span is how far off that was when it was last put off.
+	soonest instant.Instant
+	span    time.Duration
+	// confirm asks for a keepalive at once.
+	confirm bool
 	request uint64
 	leases  map[string]*Lease
 	waiting map[uint64]chan outcome
+	turns   map[string]*turn
 }
 
-// outcome of a waiting Acquire.
+// outcome of an Acquire.
 type outcome struct {
 	token fence.Token
 	err   error
@@ -54,15 +74,15 @@ type outcome struct {
 func newRegion(c *Client, r Region) *region {
 	return &region{
 		client: c, name: r.Name, conns: newConns(c.cfg.Links, r), opening: make(chan struct{}, 1),
-		table: validity.New(validity.Config{}), wake: make(chan struct{}, 1),
+		table: validity.New(validity.Config{}),
 	}
 }
 
 func (r *region) now() instant.Instant { return r.client.cfg.Clock.Now() }
 
-func (r *region) kick() {
+func poke(c chan struct{}) {
 	select {
-	case r.wake <- struct{}{}:
+	case c <- struct{}{}:
 	default:
 	}
 }
@@ -82,6 +102,7 @@ func (r *region) openSession(ctx context.Context) (*session, error) {
 		return s, nil
 	}
 	var res *pb.OpenSessionResponse
+	// A repeated call may leave a session behind that nobody knows; it expires.
 	err := r.conns.do(ctx, func(ctx context.Context, cc *grpc.ClientConn) (err error) {
 		res, err = pb.NewSessionServiceClient(cc).OpenSession(ctx, &pb.OpenSessionRequest{
 			TtlMs: r.client.cfg.TTL.Milliseconds(), Labels: r.client.cfg.Labels,
@@ -91,37 +112,52 @@ func (r *region) openSession(ctx context.Context) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
-	if r.client.ctx.Err() != nil {
-		return nil, ErrClosed
-	}
 	s = &session{
 		id: res.GetSessionId(), secret: res.GetSecret(), ttl: time.Duration(res.GetTtlMs()) * time.Millisecond,
-		heard: r.now(), leases: map[string]*Lease{}, waiting: map[uint64]chan outcome{},
+		wake: make(chan struct{}, 1), tick: make(chan struct{}, 1),
+		heard: r.now(), answered: make(chan struct{}), attached: make(chan struct{}),
+		leases: map[string]*Lease{}, waiting: map[uint64]chan outcome{}, turns: map[string]*turn{},
 	}
 	s.ctx, s.end = context.WithCancelCause(r.client.ctx)
 	r.mu.Lock()
+	defer r.mu.Unlock()
 	r.table.OpenSession(s.id, s.ttl)
 	r.session = s
-	r.mu.Unlock()
-	r.client.work.Go(func() { r.keep(s) })
+	if !r.client.spawn(func() { r.keep(s) }) || !r.client.spawn(func() { r.sweeper(s) }) {
+		r.drop(s, ErrClosed.Error())
+		return nil, ErrClosed
+	}
 	return s, nil
 }
 
-// give up a session: everything that it held is lost here. r.mu is held.
-func (r *region) dropSession(s *session, reason string) {
-	if r.session != s {
+// drop gives up a session: everything that it held is lost here. r.mu is held.
+func (r *region) drop(s *session, reason string) {
+	r.finish(s, fmt.Errorf("%w: %s", ErrSessionExpired, reason), func(l *Lease) error {
+		return &LostError{Resource: l.resource, Token: l.token, Reason: reason}
+	})
+}
+
+// finish ends a session here. Belief ends first, then the contexts. r.mu is
+// held.
+func (r *region) finish(s *session, cause error, why func(*Lease) error) {
+	if s.over {
 		return
 	}
+	s.over = true
 	r.table.CloseSession(s.id)
-	r.session = nil
+	if r.session == s {
+		r.session = nil
+	}
 	for _, l := range s.leases {
-		l.cancel(&LostError{Resource: l.resource, Token: l.token, Reason: reason})
+		l.over = true
+		l.cancel(why(l))
 	}
 	for _, w := range s.waiting {
-		w <- outcome{err: &Error{Text: reason, Detail: &pb.ErrorDetail{Kind: &pb.ErrorDetail_SessionExpired{SessionExpired: &pb.SessionExpired{SessionId: s.id}}}}}
+		w <- outcome{err: &Error{Text: cause.Error(), Detail: sessionExpired(s.id)}}
 	}
-	s.leases, s.waiting = nil, nil
-	s.end(fmt.Errorf("%w: %s", ErrSessionExpired, reason))
+	clear(s.leases)
+	clear(s.waiting)
+	s.end(cause)
 }
 
 // closeSession ends the session here and at the region.
@@ -129,256 +165,127 @@ func (r *region) closeSession(ctx context.Context) error {
 	r.mu.Lock()
 	s := r.session
 	if s != nil {
-		r.dropSession(s, "the client was closed")
+		r.drop(s, "the client was closed")
 	}
 	r.mu.Unlock()
 	if s == nil {
 		return nil
 	}
-	return r.conns.do(ctx, func(ctx context.Context, cc *grpc.ClientConn) error {
+	err := r.conns.do(ctx, func(ctx context.Context, cc *grpc.ClientConn) error {
 		_, err := pb.NewSessionServiceClient(cc).CloseSession(ctx, &pb.CloseSessionRequest{SessionId: s.id, Secret: s.secret})
 		return err
 	})
+	if err == nil || errors.Is(err, ErrSessionExpired) {
+		return nil
+	}
+	return fmt.Errorf("close session %s in %s: %w; it expires within %v", s.id, r.name, err, s.ttl)
 }
 
+// leaveSession waits for the ack of a keepalive sent from now on, which starts
+// the TTL anew and confirms what was handed over, and then ends the session
+// here alone.
+func (r *region) leaveSession(ctx context.Context) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := r.session
+	if s == nil {
+		return nil
+	}
+	from := r.now()
+	s.confirm = true
+	poke(s.wake)
+	for s.acked < from && !s.over && ctx.Err() == nil {
+		answered := s.answered
+		r.mu.Unlock()
+		select {
+		case <-ctx.Done():
+		case <-s.ctx.Done():
+		case <-answered:
+		}
+		r.mu.Lock()
+	}
+	over, confirmed := s.over, s.acked >= from
+	r.finish(s, ErrLeft, func(*Lease) error { return ErrLeft })
+	switch {
+	case over:
+		return fmt.Errorf("session %s in %s: %w", s.id, r.name, context.Cause(s.ctx))
+	case !confirmed:
+		return fmt.Errorf("session %s in %s was left without a last keepalive: %w", s.id, r.name, context.Cause(ctx))
+	}
+	return nil
+}
+
+// abandon ends whatever session there is, here alone.
+func (r *region) abandon() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.session != nil {
+		r.drop(r.session, "the client was closed")
+	}
+}
+
+// clockGap: nothing is mapped any more until the next ack.
 func (r *region) clockGap() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.table.ClockGap(r.now())
-	r.kick()
-}
-
-// acquire asks this region once: it returns a lease, or an error that says
-// whether to look elsewhere.
-func (r *region) acquire(ctx context.Context, resource string, o acquireOptions) (*Lease, error) {
-	s, err := r.openSession(ctx)
-	if err != nil {
-		return nil, err
-	}
-	r.mu.Lock()
-	if r.session != s {
-		r.mu.Unlock()
-		return nil, &Error{Text: "the session ended", Detail: &pb.ErrorDetail{Kind: &pb.ErrorDetail_SessionExpired{}}}
-	}
-	s.request++
-	id := s.request
-	wait := make(chan outcome, 1)
-	s.waiting[id] = wait
-	r.table.RequestBegun(s.id, id, resource)
-	r.mu.Unlock()
-	defer r.requestOver(s, id)
-
-	res, err := r.ask(ctx, s, id, resource, o)
-	if err != nil {
-		if ctx.Err() != nil {
-			r.cancel(s, id) // the outcome is unknown; a grant must not be left behind
-		}
-		if errors.Is(err, ErrSessionExpired) {
-			r.mu.Lock()
-			r.dropSession(s, "the region does not know the session any more")
-			r.mu.Unlock()
-		}
-		return nil, err
-	}
-	if b := res.GetBusy(); b != nil {
-		return nil, &BusyError{Resource: resource, Holder: b.GetHolder(), Token: fence.Token(b.GetToken()), Waiters: b.GetWaiters()}
-	}
-	select {
-	case w := <-wait:
-		if w.err != nil {
-			return nil, w.err
-		}
-		return r.newLease(s, resource, w.token)
-	case <-ctx.Done():
-		r.cancel(s, id)
-		return nil, context.Cause(ctx)
-	}
-}
-
-// ask sends the Acquire, again under the same id while no server can decide.
-func (r *region) ask(ctx context.Context, s *session, id uint64, resource string, o acquireOptions) (*pb.AcquireResponse, error) {
-	var res *pb.AcquireResponse
-	err := r.conns.do(ctx, func(ctx context.Context, cc *grpc.ClientConn) (err error) {
-		r.mu.Lock()
-		lowest := r.table.LowestOpenRequest(s.id)
-		r.mu.Unlock()
-		sent := r.now() // before this very attempt leaves
-		res, err = pb.NewLeaseServiceClient(cc).Acquire(ctx, &pb.AcquireRequest{
-			SessionId: s.id, Secret: s.secret, RequestId: id, LowestOpenRequest: lowest, Resource: resource, Wait: o.wait,
-		})
-		if err == nil {
-			r.mu.Lock()
-			r.handle(s, r.table.AcquireAnswered(r.now(), sent, s.id, id, res))
-			r.mu.Unlock()
-		}
-		return err
-	})
-	return res, err
-}
-
-func (r *region) requestOver(s *session, id uint64) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.table.RequestOver(s.id, id)
-	delete(s.waiting, id)
-}
-
-// cancelTimeout bounds what is done for a caller that has gone.
-const cancelTimeout = 2 * time.Second
-
-// cancel gives a request up in the background: its queue place, or the lease
-// that it has got meanwhile.
-func (r *region) cancel(s *session, id uint64) {
-	r.client.work.Go(func() {
-		ctx, stop := context.WithTimeout(s.ctx, cancelTimeout)
-		defer stop()
-		var res *pb.CancelAcquireResponse
-		err := r.conns.do(ctx, func(ctx context.Context, cc *grpc.ClientConn) (err error) {
-			res, err = pb.NewLeaseServiceClient(cc).CancelAcquire(ctx, &pb.CancelAcquireRequest{SessionId: s.id, Secret: s.secret, RequestId: id})
-			return err
-		})
-		if err == nil && res.GetGrantedToken() != 0 {
-			r.releaseStranger(s, res.GetResource(), fence.Token(res.GetGrantedToken()))
-		}
-	})
-}
-
-// newLease makes the lease of a granted token. Its context ends by the clock
-// from the first moment on.
-func (r *region) newLease(s *session, resource string, token fence.Token) (*Lease, error) {
-	ctx, cancel := context.WithCancelCause(s.ctx)
-	l := &Lease{region: r, session: s.id, resource: resource, token: token, ctx: ctx, cancel: cancel}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.session != s || r.table.ContextEnd(s.id, resource, token) <= r.now() {
-		lost := &LostError{Resource: resource, Token: token, Reason: "its validity was over before it could be used"}
-		cancel(lost)
-		if r.session == s {
-			r.client.work.Go(func() { r.releaseStranger(s, resource, token) })
-		}
-		return nil, &Error{Text: lost.Error(), Detail: &pb.ErrorDetail{Kind: &pb.ErrorDetail_Lapsed{Lapsed: &pb.Lapsed{}}}}
-	}
-	if old := s.leases[resource]; old != nil && old.token != token {
-		old.cancel(&LostError{Resource: resource, Token: old.token, Reason: "superseded by token " + token.String()})
-	}
-	s.leases[resource] = l
-	r.kick()
-	return l, nil
-}
-
-func (r *region) valid(l *Lease) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.table.Valid(r.now(), l.session, l.resource, l.token)
-}
-
-func (r *region) remaining(l *Lease) time.Duration {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return max(0, r.table.Until(l.session, l.resource, l.token).Sub(r.now()))
-}
-
-func (r *region) release(ctx context.Context, l *Lease) error {
-	r.mu.Lock()
-	s := r.session
-	if s == nil || s.id != l.session || s.leases[l.resource] != l {
-		r.mu.Unlock()
-		l.cancel(ErrReleased)
-		return nil // ended already, and nothing of it is left at the region
-	}
-	delete(s.leases, l.resource)
-	r.table.Releasing(r.now(), s.id, l.resource, l.token) // belief ends first
-	r.mu.Unlock()
-	l.cancel(ErrReleased)
-	// The region must hear of it, or the resource stays held as long as the
-	// session lives: told on in the background when ctx ends first.
-	told := make(chan struct{})
-	r.client.work.Go(func() {
-		defer close(told)
-		r.releaseStranger(s, l.resource, l.token)
-	})
-	select {
-	case <-told:
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("release %s (token %s): the region could not be told yet; it is told in the background: %w", l.resource, l.token, context.Cause(ctx))
-	}
-}
-
-func (r *region) sendRelease(ctx context.Context, s *session, resource string, token fence.Token) error {
-	err := r.conns.do(ctx, func(ctx context.Context, cc *grpc.ClientConn) error {
-		_, err := pb.NewLeaseServiceClient(cc).Release(ctx, &pb.ReleaseRequest{
-			SessionId: s.id, Secret: s.secret, Resource: resource, Token: uint64(token),
-		})
-		return err
-	})
-	if err == nil || errors.Is(err, ErrNotHolder) || errors.Is(err, ErrSessionExpired) {
-		r.mu.Lock()
-		r.table.Released(r.now(), s.id, resource, token)
-		r.mu.Unlock()
-		return nil
-	}
-	return fmt.Errorf("release %s (token %s): %w", resource, token, err)
-}
-
-// releaseStranger releases a token that nobody here asked for or wants any
-// more, until that works or the session is over [F17].
-func (r *region) releaseStranger(s *session, resource string, token fence.Token) {
-	r.mu.Lock()
-	r.table.Releasing(r.now(), s.id, resource, token)
-	r.mu.Unlock()
-	for wait := 50 * time.Millisecond; ; wait = min(2*wait, time.Second) {
-		err := r.sendRelease(s.ctx, s, resource, token)
-		if err == nil {
-			return
-		}
-		r.client.cfg.Logger.Debug("release of an unwanted lease failed", "resource", resource, "token", token.String(), "error", err)
-		select {
-		case <-s.ctx.Done():
-			return
-		case <-time.After(wait):
-		}
+	if s := r.session; s != nil {
+		s.rtt = 0
+		poke(s.wake)
+		poke(s.tick)
 	}
 }
 
 // handle acts on what the table says. r.mu is held.
 func (r *region) handle(s *session, events []validity.Event) {
 	for _, e := range events {
-		if s == nil || e.Session != s.id {
+		if s.over || e.Session != s.id {
 			continue
 		}
 		switch e.Kind {
 		case validity.Granted:
-			w, ok := s.waiting[e.Request]
-			if !ok {
-				r.client.work.Go(func() { r.releaseStranger(s, e.Resource, e.Token) })
-				continue
+			if !s.answer(e.Request, outcome{token: e.Token}) {
+				r.releaseStranger(s, e.Resource, e.Token)
 			}
-			delete(s.waiting, e.Request)
-			w <- outcome{token: e.Token}
 		case validity.RequestFailed:
-			if w, ok := s.waiting[e.Request]; ok {
-				delete(s.waiting, e.Request)
-				w <- outcome{err: errorOfDetail(e.Err)}
-			}
+			s.answer(e.Request, outcome{err: errorOfDetail(e.Err)})
 		case validity.Stranger:
-			r.client.work.Go(func() { r.releaseStranger(s, e.Resource, e.Token) })
+			r.releaseStranger(s, e.Resource, e.Token)
 		case validity.Withdrawn:
-			r.loseLease(s, e, "withdrawn by the region ("+e.Withdrawal.String()+")")
+			if l := s.lease(e.Resource, e.Token); l != nil {
+				r.lose(l, e.Until, "withdrawn by the region ("+e.Withdrawal.String()+")")
+			}
 		case validity.Lost:
-			r.loseLease(s, e, "the region holds it for this session no more")
+			if l := s.lease(e.Resource, e.Token); l != nil {
+				r.lose(l, 0, "the region holds it for this session no more")
+			}
 		case validity.SessionEnded:
-			r.dropSession(s, "the region ended the session: "+e.Reason)
+			r.drop(s, "the region ended the session: "+e.Reason)
 		}
 	}
-	if len(events) > 0 {
-		r.kick()
-	}
+	poke(s.wake)
+	poke(s.tick)
 }
 
-func (r *region) loseLease(s *session, e validity.Event, reason string) {
-	if l := s.leases[e.Resource]; l != nil && l.token == e.Token {
-		delete(s.leases, e.Resource)
-		l.cancel(&LostError{Resource: l.resource, Token: l.token, Reason: reason})
+// lease returns the present lease on a resource if it has that token.
+func (s *session) lease(resource string, token fence.Token) *Lease {
+	if l := s.leases[resource]; l != nil && l.token == token {
+		return l
 	}
+	return nil
+}
+
+// answer gives a waiting Acquire its outcome, once; false if nobody waits.
+func (s *session) answer(request uint64, o outcome) bool {
+	w, ok := s.waiting[request]
+	if !ok {
+		return false
+	}
+	delete(s.waiting, request)
+	w <- o // has room for the one outcome
+	return true
+}
+
+func sessionExpired(id string) *pb.ErrorDetail {
+	return &pb.ErrorDetail{Kind: &pb.ErrorDetail_SessionExpired{SessionExpired: &pb.SessionExpired{SessionId: id}}}
 }

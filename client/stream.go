@@ -6,29 +6,31 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/headlease/headlease/client/validity"
 	"github.com/headlease/headlease/internal/instant"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
 
-// keep keeps a session alive until it ends: one stream at a time, keepalives
-// on it, and the ends of leases by the clock.
-func (r *region) keep(s *session) {
-	for s.ctx.Err() == nil {
-		r.attach(s)
-		if !r.pause(s, 50*time.Millisecond) {
-			return
-		}
-	}
-}
+type attachStream = grpc.BidiStreamingClient[pb.AttachRequest, pb.AttachResponse]
 
-// pause waits while it still ends leases in time; false when the session is
-// over.
-func (r *region) pause(s *session, d time.Duration) bool {
-	select {
-	case <-s.ctx.Done():
-		return false
-	case <-time.After(min(d, r.sweep(s))):
-		return s.ctx.Err() == nil
+const (
+	// minHung is the least time in which a server must answer a keepalive.
+	minHung = 250 * time.Millisecond
+	// maxPending messages wait between a stream's reader and its owner.
+	maxPending = 16
+)
+
+// keep keeps a session alive until it ends: one stream at a time, on one
+// server after the other.
+func (r *region) keep(s *session) {
+	for pause := minRetry; s.ctx.Err() == nil; pause = min(2*pause, maxRetry) {
+		if r.attach(s) {
+			pause = minRetry
+		}
+		select {
+		case <-s.ctx.Done():
+		case <-time.After(pause):
+		}
 	}
 }
 
@@ -38,92 +40,186 @@ type received struct {
 	err error
 }
 
-// attach runs one stream until it breaks, or until its server has answered no
-// keepalive for an eighth of the TTL. One is sent at least every third, so a
-// hung server is left before half the TTL is over.
-func (r *region) attach(s *session) {
+// attach runs one stream until it breaks, the session ends, or its server is
+// found to hang. It reports whether the stream has answered anything.
+func (r *region) attach(s *session) (useful bool) {
 	cc, at, err := r.conns.current()
 	if err != nil {
-		return
+		return false
 	}
 	ctx, cancel := context.WithCancel(s.ctx)
-	defer cancel()
-	stream, err := r.openStream(ctx, s, cc)
+	defer cancel() // ends the reader
+	stream, err := openStream(ctx, cc, min(s.ttl/4, attemptTimeout))
 	if err != nil {
-		r.conns.leave(at, cc, true)
-		return
+		if s.ctx.Err() == nil {
+			r.conns.leave(at, cc, true)
+		}
+		return false
 	}
+	k := keeper{region: r, session: s, stream: stream}
 	r.mu.Lock()
-	id := r.table.StreamOpened()
+	k.id = r.table.StreamOpened()
 	r.mu.Unlock()
 	defer func() {
 		r.mu.Lock()
-		r.table.StreamBroken(id)
+		r.table.StreamBroken(k.id)
 		r.mu.Unlock()
 	}()
-	messages := make(chan received, 16)
-	r.client.work.Go(func() { read(ctx, stream, messages) })
-
-	answered := r.now() // by when the newest answered keepalive was sent, or the stream began
-	var asked instant.Instant
+	messages := make(chan received, maxPending)
+	if !r.client.spawn(func() { read(ctx, stream, messages) }) {
+		return false
+	}
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			_ = stream.CloseSend()
-			return
+			return useful
 		case m := <-messages:
 			if m.err != nil {
 				r.client.cfg.Logger.Debug("stream ended", "region", r.name, "error", m.err)
 				r.conns.leave(at, cc, false)
-				return
+				return useful
 			}
-			now := r.now()
-			r.mu.Lock()
-			if m.msg.GetAck() != nil {
-				answered, asked, s.heard = now, 0, now
-			}
-			r.handle(s, r.table.Received(now, id, m.msg))
-			r.mu.Unlock()
+			k.take(m.msg)
+			useful = true
 		case <-timer.C:
-		case <-r.wake:
+		case <-s.wake:
 		}
-		now := r.now()
-		wait := r.sweep(s)
-		if s.ctx.Err() != nil {
-			continue
-		}
-		r.mu.Lock()
-		next := r.table.NextKeepalive(s.id)
-		var ka *pb.Keepalive
-		if next <= now {
-			ka = r.table.Keepalive(now, s.id, id)
-		}
-		r.mu.Unlock()
-		if ka != nil {
-			ka.Secret = s.secret
-			if asked == 0 {
-				asked = now
-			}
-			if err := stream.Send(&pb.AttachRequest{Kind: &pb.AttachRequest_Keepalive{Keepalive: ka}}); err != nil {
-				continue // the reader gets the reason
-			}
-			next = now.Add(s.ttl / 3)
-		}
-		if asked != 0 && now.Sub(asked) > s.ttl/8 && now.Sub(answered) > s.ttl/8 {
+		wait, hung := k.act()
+		if hung {
 			r.client.cfg.Logger.Warn("server answers no keepalive; leaving it for another", "region", r.name, "server", r.conns.servers[at].Name)
 			r.conns.leave(at, cc, true)
-			return
+			return useful
 		}
-		timer.Reset(max(time.Millisecond, min(wait, next.Sub(now), s.ttl/16)))
+		timer.Reset(wait)
 	}
 }
 
+// keeper is one stream's keepalives.
+type keeper struct {
+	region  *region
+	session *session
+	stream  attachStream
+	id      validity.StreamID
+	// asked is when the oldest unanswered keepalive was sent; 0: none is.
+	asked    instant.Instant
+	sent     []sentKeepalive
+	complete bool // the stream has begun to speak for the session
+}
+
+// sentKeepalive waits for its ack.
+type sentKeepalive struct {
+	sequence uint64
+	at       instant.Instant
+}
+
+// maxSent bounds the keepalives that wait for their acks.
+const maxSent = 32
+
+// take takes a message off the stream.
+func (k *keeper) take(msg *pb.AttachResponse) {
+	r, s := k.region, k.session
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := r.now()
+	if s.over {
+		return
+	}
+	r.handle(s, r.table.Received(now, k.id, msg))
+	ack := msg.GetAck()
+	if ack.GetSessionId() != s.id {
+		return
+	}
+	s.heard = now
+	k.asked = 0
+	left := k.sent[:0]
+	for _, sent := range k.sent {
+		switch {
+		case sent.sequence == ack.GetSequence():
+			s.acked = max(s.acked, sent.at)
+			s.rtt = now.Sub(sent.at)
+		case sent.sequence > ack.GetSequence():
+			left = append(left, sent)
+			if k.asked == 0 {
+				k.asked = sent.at
+			}
+		}
+	}
+	k.sent = left
+	close(s.answered)
+	s.answered = make(chan struct{})
+	if !k.complete && ack.GetComplete() {
+		k.complete = true
+		close(s.attached)
+		s.attached = make(chan struct{})
+	}
+}
+
+// act sends a keepalive if one is due. It returns when to look again, and
+// whether the server hangs.
+func (k *keeper) act() (wait time.Duration, hung bool) {
+	r, s := k.region, k.session
+	r.mu.Lock()
+	if s.over {
+		r.mu.Unlock()
+		return time.Second, false
+	}
+	now := r.now()
+	next := r.table.NextKeepalive(s.id)
+	// Half of what the leases have left has gone and no push came: if the
+	// server hangs, this keepalive shows it in time.
+	if s.soonest != 0 && k.asked == 0 {
+		next = instant.Min(next, s.soonest.Add(-s.span/2))
+	}
+	if s.confirm {
+		next = 0
+	}
+	var ka *pb.Keepalive
+	if next <= now {
+		if ka = r.table.Keepalive(now, s.id, k.id); ka != nil {
+			s.confirm = false
+			if len(k.sent) == maxSent {
+				k.sent = append(k.sent[:0], k.sent[1:]...)
+			}
+			k.sent = append(k.sent, sentKeepalive{ka.GetSequence(), now})
+			if k.asked == 0 {
+				k.asked = now
+			}
+		}
+		next = now.Add(s.ttl / 3)
+	}
+	limit := k.limit()
+	hung = k.asked != 0 && now.Sub(k.asked) > limit
+	if k.asked != 0 {
+		next = instant.Min(next, k.asked.Add(limit+time.Millisecond))
+	}
+	r.mu.Unlock()
+	if ka != nil && !hung {
+		ka.Secret = s.secret
+		// An error is told to the reader, with its reason.
+		_ = k.stream.Send(&pb.AttachRequest{Kind: &pb.AttachRequest_Keepalive{Keepalive: ka}})
+	}
+	return max(time.Millisecond, min(next.Sub(now), s.ttl/16, sweepEvery)), hung
+}
+
+// limit is how long a keepalive may go without an answer: with the TTL/3
+// between two of them a hung server is left before half of the TTL, and before
+// the leases' partitions end. A TTL under 2 s, or a long way, leaves less room.
+func (k *keeper) limit() time.Duration {
+	s := k.session
+	limit := s.ttl / 8
+	if s.soonest != 0 && s.rtt != 0 {
+		limit = min(limit, s.span/8)
+	}
+	return max(limit, min(minHung, s.ttl/4), 3*s.rtt)
+}
+
 // openStream opens Attach, for no longer than a hung server may take.
-func (r *region) openStream(ctx context.Context, s *session, cc *grpc.ClientConn) (grpc.BidiStreamingClient[pb.AttachRequest, pb.AttachResponse], error) {
+func openStream(ctx context.Context, cc *grpc.ClientConn, within time.Duration) (attachStream, error) {
 	ctx, cancel := context.WithCancel(ctx)
-	guard := time.AfterFunc(min(s.ttl/8, attemptTimeout), cancel)
+	guard := time.AfterFunc(within, cancel)
 	stream, err := pb.NewSessionServiceClient(cc).Attach(ctx)
 	if !guard.Stop() || err != nil {
 		cancel()
@@ -136,7 +232,8 @@ func (r *region) openStream(ctx context.Context, s *session, cc *grpc.ClientConn
 	return stream, nil
 }
 
-func read(ctx context.Context, stream grpc.BidiStreamingClient[pb.AttachRequest, pb.AttachResponse], to chan<- received) {
+// read hands over a stream's messages until it breaks or ctx, its own, ends.
+func read(ctx context.Context, stream attachStream, to chan<- received) {
 	for {
 		msg, err := stream.Recv()
 		select {
@@ -148,39 +245,4 @@ func read(ctx context.Context, stream grpc.BidiStreamingClient[pb.AttachRequest,
 			return
 		}
 	}
-}
-
-// sweep ends what has ended by the clock and returns when to look again.
-func (r *region) sweep(s *session) time.Duration {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.session != s {
-		return time.Second
-	}
-	now := r.now()
-	r.handle(s, r.table.Poll(now))
-	if r.session != s {
-		return time.Second
-	}
-	next := now.Add(time.Second)
-	for resource, l := range s.leases {
-		end := r.table.ContextEnd(s.id, resource, l.token)
-		if end <= now {
-			// The holder has until Until to stop; only then is it given back.
-			l.cancel(&LostError{Resource: resource, Token: l.token, Reason: "its validity ran out: no word from the region in time"})
-			if end = r.table.Until(s.id, resource, l.token); end <= now {
-				delete(s.leases, resource)
-				r.client.work.Go(func() { r.releaseStranger(s, l.resource, l.token) })
-				continue
-			}
-		}
-		next = instant.Min(next, end)
-	}
-	// A session of which nothing was heard for its whole TTL is given up, so
-	// that waiters look for another region.
-	if now.Sub(s.heard) > s.ttl {
-		r.dropSession(s, "no word from the region for the session's whole ttl")
-		return time.Second
-	}
-	return next.Sub(now)
 }

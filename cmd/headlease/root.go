@@ -71,12 +71,17 @@ makes no sense; 'headlease run' passes on the code of its command.`,
 	}
 
 	root.AddCommand(
+		newAcquireCmd(a),
 		newCertsCmd(a),
 		newConfigCmd(a),
 		newDevCmd(a),
 		newDrillCmd(a),
+		newGetCmd(a),
 		newInitCmd(a),
+		newListCmd(a),
 		newRegionCmd(a),
+		newReleaseCmd(a),
+		newRunCmd(a),
 		newStatusCmd(a),
 		newVersionCmd(a),
 		newWitnessCmd(a),

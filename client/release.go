@@ -1,0 +1,89 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/headlease/headlease/fence"
+	pb "github.com/headlease/headlease/proto/headlease/v1"
+)
+
+func (r *region) release(ctx context.Context, l *Lease) error {
+	r.mu.Lock()
+	if l.over || l.releasing {
+		r.mu.Unlock()
+		l.cancel(ErrReleased)
+		return nil // nothing of it is left, or that is being seen to
+	}
+	r.beginRelease(l)
+	r.mu.Unlock()
+	l.cancel(ErrReleased)
+	err := r.sendRelease(ctx, l.session, l.resource, l.token)
+	if err != nil {
+		r.client.spawn(func() { r.keepReleasing(l.session, l.resource, l.token, l) })
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.forget(l)
+	return nil
+}
+
+// beginRelease ends the belief, before anybody is told. r.mu is held.
+func (r *region) beginRelease(l *Lease) {
+	l.releasing = true
+	r.table.Releasing(r.now(), l.session.id, l.resource, l.token)
+}
+
+// sendRelease tells the region. Not to hold it any more is as good.
+func (r *region) sendRelease(ctx context.Context, s *session, resource string, token fence.Token) error {
+	err := r.conns.do(ctx, func(ctx context.Context, cc *grpc.ClientConn) error {
+		_, err := pb.NewLeaseServiceClient(cc).Release(ctx, &pb.ReleaseRequest{
+			SessionId: s.id, Secret: s.secret, Resource: resource, Token: uint64(token),
+		})
+		return err
+	})
+	if err == nil || errors.Is(err, ErrNotHolder) || errors.Is(err, ErrSessionExpired) {
+		r.mu.Lock()
+		r.table.Released(r.now(), s.id, resource, token)
+		r.mu.Unlock()
+		return nil
+	}
+	return fmt.Errorf("release %s (token %s): %w", resource, token, err)
+}
+
+// keepReleasing releases until that works or the session is over; then l, if
+// given, is forgotten.
+func (r *region) keepReleasing(s *session, resource string, token fence.Token, l *Lease) {
+	for pause := 2 * minRetry; ; pause = min(2*pause, time.Second) {
+		err := r.sendRelease(s.ctx, s, resource, token)
+		if err == nil {
+			break
+		}
+		r.client.cfg.Logger.Debug("release failed", "region", r.name, "resource", resource, "token", token.String(), "error", err)
+		select {
+		case <-s.ctx.Done():
+			return
+		case <-time.After(pause):
+		}
+	}
+	if l != nil {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.forget(l)
+	}
+}
+
+// releaseStranger releases, in the background, a token that nobody here asked
+// for or wants any more [F17]. r.mu is held.
+func (r *region) releaseStranger(s *session, resource string, token fence.Token) {
+	if s.over || s.lease(resource, token) != nil {
+		return
+	}
+	r.table.Releasing(r.now(), s.id, resource, token)
+	r.client.spawn(func() { r.keepReleasing(s, resource, token, nil) })
+}

@@ -1,0 +1,146 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/headlease/headlease/client"
+	"github.com/headlease/headlease/internal/clusterfile"
+	"github.com/headlease/headlease/shard"
+)
+
+const (
+	// tryTimeout is how long the commands look for a region that can decide.
+	tryTimeout = 30 * time.Second
+	// partingTimeout bounds what a command does after its work.
+	partingTimeout = 5 * time.Second
+)
+
+// leaseOptions are the flags of the commands that use leases.
+type leaseOptions struct {
+	client, region string
+	ttl, timeout   time.Duration
+	wait           bool
+}
+
+// who adds the flags of every command.
+func (o *leaseOptions) who(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVar(&o.client, "client", "", "act as this client, with its certificate (default the admin)")
+	f.DurationVar(&o.timeout, "timeout", tryTimeout, "give up after this time, 0 for never")
+}
+
+// acquire adds the flags of the commands that acquire.
+func (o *leaseOptions) acquire(cmd *cobra.Command) {
+	o.who(cmd)
+	f := cmd.Flags()
+	f.StringVar(&o.region, "region", "", "the region to ask first (default the first of the cluster file)")
+	f.DurationVar(&o.ttl, "ttl", client.DefaultTTL, fmt.Sprintf("the session's time to live, %v to %v", client.MinTTL, client.MaxTTL))
+	f.BoolVar(&o.wait, "wait", false, "wait in the queue while somebody else holds it (without a timeout unless --timeout is given)")
+}
+
+// acquireTimeout is how long to try: for ever in a queue, unless told otherwise.
+func (o *leaseOptions) acquireTimeout(cmd *cobra.Command) time.Duration {
+	if o.wait && !cmd.Flags().Changed("timeout") {
+		return 0
+	}
+	return o.timeout
+}
+
+// validate reports all faults of the flags and the resource at once.
+func (o *leaseOptions) validate(cmd *cobra.Command, resource string) error {
+	var errs []error
+	if resource != "" {
+		if _, err := shard.Parse(resource); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	if cmd.Flags().Lookup("ttl") != nil && (o.ttl < client.MinTTL || o.ttl > client.MaxTTL) {
+		errs = append(errs, fmt.Errorf("--ttl %v is out of range; choose %v to %v", o.ttl, client.MinTTL, client.MaxTTL))
+	}
+	if o.timeout < 0 {
+		errs = append(errs, fmt.Errorf("--timeout %v is negative; give a time, or 0 for none", o.timeout))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return &usageError{cmd.CommandPath(), err}
+	}
+	return nil
+}
+
+// checkRegion makes sure that a named region exists.
+func checkRegion(f clusterfile.File, name string) error {
+	var names []string
+	for _, r := range f.Regions {
+		if r.Name == name || name == "" {
+			return nil
+		}
+		names = append(names, r.Name)
+	}
+	return fmt.Errorf("--region %q is not in the cluster file; it has %s", name, strings.Join(names, ", "))
+}
+
+// withConfig calls do with what a client of the cluster file needs.
+func (a *app) withConfig(o leaseOptions, do func(client.Config) error) (err error) {
+	log, err := a.logger()
+	if err != nil {
+		return err
+	}
+	f, err := a.clusterFile()
+	if err != nil {
+		return err
+	}
+	if err := checkRegion(f, o.region); err != nil {
+		return err
+	}
+	l, err := a.links(f, identity(o.client))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, l.Close()) }()
+	return do(client.Config{Cluster: f.Cluster, Regions: regions(f), Home: o.region, Links: l, TTL: o.ttl, Logger: log})
+}
+
+// withClient calls do with a client and closes it afterwards, with its
+// sessions, unless do has left it.
+func (a *app) withClient(o leaseOptions, do func(client.Config, *client.Client) error) error {
+	return a.withConfig(o, func(cfg client.Config) (err error) {
+		c, err := client.New(cfg)
+		if err != nil {
+			return err
+		}
+		defer func() {
+			ctx, cancel := context.WithTimeout(context.Background(), partingTimeout)
+			defer cancel()
+			err = errors.Join(err, c.Close(ctx))
+		}()
+		return do(cfg, c)
+	})
+}
+
+// within bounds ctx; 0 is for ever.
+func within(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
+	if d == 0 {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeoutCause(ctx, d, fmt.Errorf("gave up after %v (--timeout)", d))
+}
+
+// take acquires as the flags say.
+func (o *leaseOptions) take(cmd *cobra.Command, c *client.Client, resource string) (*client.Lease, error) {
+	ctx, cancel := within(cmd.Context(), o.acquireTimeout(cmd))
+	defer cancel()
+	var options []client.Option
+	if o.wait {
+		options = append(options, client.Wait())
+	}
+	l, err := c.Acquire(ctx, resource, options...)
+	if err != nil {
+		return nil, fmt.Errorf("acquire %s: %w", resource, err)
+	}
+	return l, nil
+}
