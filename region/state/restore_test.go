@@ -231,6 +231,25 @@ func TestRestoreRefusesInconsistentContent(t *testing.T) {
 	})
 }
 
+func TestRestoreChecksTheFooter(t *testing.T) {
+	for name, change := range map[string]func(*pb.SnapshotFooter){
+		"sessions":  func(f *pb.SnapshotFooter) { f.Sessions++ },
+		"resources": func(f *pb.SnapshotFooter) { f.Resources-- },
+		"hash":      func(f *pb.SnapshotFooter) { f.StateHash++ },
+	} {
+		t.Run(name, func(t *testing.T) {
+			cs := snapshotChunks(t)
+			change(cs[3].GetFooter())
+			l := loader{m: New()}
+			for i, c := range cs {
+				if err := l.take(c); (err != nil) != (i == 3) {
+					t.Fatalf("chunk %d: %v", i, err)
+				}
+			}
+		})
+	}
+}
+
 // snapshotChunks decodes the snapshot of a busy machine.
 func snapshotChunks(t *testing.T) []*pb.SnapshotChunk {
 	data := write(t, restore(t, busyMachine(t).m))

@@ -53,6 +53,10 @@ func TestH3GuardOfPromiseAndAccept(t *testing.T) {
 	b1, b2, b3 := ballot(1, "us"), ballot(2, "ap"), ballot(3, "us")
 	v := &pb.Value{Owner: "us", OwnerIncarnation: 1, Epoch: 1, DNs: 4e9}
 
+	// Nothing accepted under no ballot is no renewal.
+	if r := item(t, h.ok(cmdAccepted("p", empty, nil, nil))); r.GetDone() || len(h.events) > 0 {
+		t.Fatalf("accept of nothing: %v, events %v", r, h.events)
+	}
 	r := item(t, h.ok(cmdPromise("p", empty, b1)))
 	if !r.GetDone() || register.RecordOf(r.GetRegister()) != h.record("p") || h.record("p").Promised != register.BallotOf(b1) {
 		t.Fatalf("promise: %v", r)
