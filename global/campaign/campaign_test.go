@@ -2,6 +2,7 @@ package campaign
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -143,6 +144,9 @@ func (m *mesh) do(name string, effects []Effect) {
 				case register.Write:
 					rec, _ := register.Update(reg.Record, d.Change)
 					*reg = reg.Written(m.now, rec)
+					if other := strings.TrimPrefix(e.Voter.ID, "region/"); m.leaders[other] != nil {
+						m.do(other, m.leaders[other].RegisterChanged(m.now, it.Partition, rec))
+					}
 				case register.Renew:
 					*reg, _ = reg.Renewed(m.now, it.Ballot, it.Value)
 				}
@@ -250,5 +254,109 @@ func TestH2ReleaseWaitsForDAndHandsOverToTheSuccessor(t *testing.T) {
 	m.run(20 * sec)
 	if r, e := m.holder("p"); r != "us" || e != 2 {
 		t.Fatalf("holder %q epoch %d, log %v: failback must be manual", r, e, m.log)
+	}
+}
+
+func TestF39NobodyCampaignsAgainstAHealthyOwner(t *testing.T) {
+	m := newMesh(t, testConfig(nil), testConfig(us))
+	m.run(3 * sec)
+	m.verdict = register.VerdictHealthy
+	dry, prepares := 0, 0
+	l := m.leaders["us"]
+	for end := m.now.Add(60 * sec); m.now < end; {
+		m.now = min(m.leaders["eu"].Next(), max(l.Next(), m.now))
+		m.do("eu", m.leaders["eu"].Tick(m.now))
+		effects := l.Tick(m.now)
+		for _, e := range effects {
+			if p, ok := e.(SendPrepare); ok && p.Dry {
+				dry++
+			} else if ok {
+				prepares++
+			}
+		}
+		m.do("us", effects)
+	}
+	// About one round of questions, three messages, per D; and no trace of them.
+	if prepares != 0 || dry == 0 || dry > 3*20 {
+		t.Fatalf("us sent %d dry Prepares and %d Prepares in 60 s beside a healthy owner", dry, prepares)
+	}
+	if r, e := m.holder("p"); r != "eu" || e != 1 {
+		t.Fatalf("holder %q %d", r, e)
+	}
+}
+
+// TestI7OwnerThatIsHeardButCannotRenew: V3 gives way when the lease has been
+// over for 2D more.
+func TestI7OwnerThatIsHeardButCannotRenew(t *testing.T) {
+	m := newMesh(t, testConfig(nil), testConfig(us))
+	m.run(3 * sec)
+	m.verdict = register.VerdictHealthy
+	m.do("us", m.leaders["us"].Suspicion(m.now, "eu", register.VerdictHealthy))
+	delete(m.leaders, "eu") // its voter still answers, and gossip goes on
+	cut := m.now
+	for m.own["us"]["p"].Live == 0 && m.now < cut.Add(30*sec) {
+		m.run(100 * msec)
+	}
+	if took := m.now.Sub(cut); took < 2*4*sec || took > 3*4*sec+sec+4*sec/4 {
+		t.Fatalf("us promoted after %v, want within 3D + 1 s and its place's wait", took)
+	}
+}
+
+func TestThousandPartitionsInOneCampaign(t *testing.T) {
+	many := func(c *Config) {
+		c.Partitions = nil
+		for i := range 1000 {
+			c.Partitions = append(c.Partitions, Partition{fmt.Sprintf("p%d", i), []string{"eu"}})
+		}
+	}
+	m := newMesh(t, testConfig(many))
+	m.run(2 * sec)
+	if len(m.held) != 1000 || m.round["eu"] != 1 {
+		t.Fatalf("%d held, %d ballots reserved; want all by one ballot", len(m.held), m.round["eu"])
+	}
+}
+
+func TestCloneAndStateFormAgree(t *testing.T) {
+	m := newMesh(t, testConfig(nil), testConfig(us))
+	for range 40 {
+		m.run(333 * msec)
+		for name, l := range m.leaders {
+			c := l.Clone()
+			if string(c.AppendState(nil)) != string(l.AppendState(nil)) {
+				t.Fatalf("%s: a clone's form differs", name)
+			}
+			before := string(l.AppendState(nil))
+			c.Tick(m.now.Add(30 * sec))
+			c.Hurry(m.now.Add(30*sec), "p")
+			if string(l.AppendState(nil)) != before {
+				t.Fatalf("%s: a clone shares state", name)
+			}
+		}
+	}
+}
+
+func TestConfigNamesEveryFault(t *testing.T) {
+	err := Config{Voters: []Voter{{"a", 1, false}, {"a", 1, false}}, OwnVoter: "b", Rho: 1, D: -1, Partitions: []Partition{{}}}.Validate()
+	for _, want := range []string{"self:", "listed twice", "own voter:", "D:", "rho:", "rand:", "partitions:"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: does not name %s", err, want)
+		}
+	}
+	if _, err := New(testConfig(nil), nil, 0); err == nil {
+		t.Error("own state missing and no error")
+	}
+}
+
+func TestHoldBound(t *testing.T) {
+	for _, rho := range []float64{0, 0.001, 0.01, 0.1, 1.0 / 3} {
+		for _, d := range []time.Duration{sec, 4 * sec, 60 * sec} {
+			h := Hold(d, rho)
+			// The slowest owner against the fastest voter: never later, and not a
+			// millionth earlier than it must be.
+			owner, voter := float64(h)/(1-rho), float64(d)/(1+rho)
+			if owner > voter+1 || owner < voter*(1-1e-6) {
+				t.Errorf("rho %v D %v: the owner lets go after %v, a voter after %v", rho, d, owner, voter)
+			}
+		}
 	}
 }

@@ -107,6 +107,6 @@ type AcceptAnswer struct {
 	Partition string
 	// Rule is RuleNone when accepted, durably.
 	Rule register.Rule
-	// Record is what stands in the way; filled on a refusal.
+	// Record is what stands in the way. It must be filled on a refusal.
 	Record register.Record
 }

@@ -126,6 +126,13 @@ func (l *Leader) releasedHere(rec register.Record) bool {
 		rec.Accepted.Region == l.cfg.Self.Name && rec.Accepted.Incarnation == l.cfg.Self.Incarnation
 }
 
+// offered reports whether rec is another region's release that this one may
+// take at once.
+func (l *Leader) offered(rec register.Record) bool {
+	v := rec.Value
+	return !rec.Accepted.IsZero() && v.Released() && !l.releasedHere(rec) && (v.Successor == "" || v.Successor == l.cfg.Self.Name)
+}
+
 // promotion reports whether v needs a majority of the witnesses too. An epoch
 // that is live here was chosen by a promotion before, so only its renewals and
 // resumptions are free of that.
@@ -226,8 +233,8 @@ func (l *Leader) RegisterChanged(now instant.Instant, partition string, rec regi
 	if _, p := l.part(partition); p != nil {
 		p.own.Record = rec
 		p.seen = max(p.seen, rec.Promised.Round)
-		if v := rec.Value; v.Released() && !l.releasedHere(rec) && (v.Successor == "" || v.Successor == l.cfg.Self.Name) {
-			p.base = min(p.base, l.now)
+		if l.offered(rec) {
+			p.base, p.fails = min(p.base, l.now), 0
 		}
 	}
 	return l.Tick(now)
@@ -303,8 +310,9 @@ func (l *Leader) Next() instant.Instant {
 	return next
 }
 
-// Open reports whether an answer to a round can still have an effect. The
-// caller may end its calls and retries for one that is not open.
+// Open reports whether a yes to a round can still have an effect. The caller
+// may end its retries for one that is not open; a refusal that still comes is
+// worth passing on.
 func (l *Leader) Open(round uint64) bool {
 	return slices.ContainsFunc(l.runs, func(r run) bool { return r.id == round && r.stage != stageReserve }) ||
 		slices.ContainsFunc(l.rounds, func(r acceptRound) bool { return r.id == round })

@@ -80,39 +80,46 @@ func (l *Leader) accept(parts []int) {
 
 func (l *Leader) acceptAnswered(voter int, id uint64, answers []AcceptAnswer) {
 	k := slices.IndexFunc(l.rounds, func(r acceptRound) bool { return r.id == id })
-	if k < 0 {
-		return
-	}
-	r := &l.rounds[k]
 	for _, in := range answers {
 		i, ok := l.q.partitions[in.Partition]
 		if !ok {
 			continue
 		}
-		if j, ok := slices.BinarySearchFunc(r.items, i, func(it item, part int) int { return it.part - part }); ok {
-			l.answered(&r.items[j], voter, in)
+		if in.Rule != register.RuleNone {
+			l.refused(&l.parts[i], voter, in)
+			continue
+		}
+		if k < 0 {
+			continue
+		}
+		items := l.rounds[k].items
+		if j, ok := slices.BinarySearchFunc(items, i, func(it item, part int) int { return it.part - part }); ok {
+			items[j].votes |= 1 << voter
 		}
 	}
-	l.countRound(r)
+	if k >= 0 {
+		l.countRound(&l.rounds[k])
+	}
 }
 
-func (l *Leader) answered(it *item, voter int, in AcceptAnswer) {
-	p := &l.parts[it.part]
+// refused learns from a refusal, to whatever round: a promise above the
+// proposal's ballot stays, so that voter will never accept it again.
+func (l *Leader) refused(p *part, voter int, in AcceptAnswer) {
 	p.seen = max(p.seen, in.Record.Promised.Round)
-	if it.ballot != p.ballot {
+	switch {
+	case p.ballot.IsZero():
 		return
+	case in.Rule == register.RuleAlarm, in.Rule == register.RuleConflict:
+	case in.Rule == register.RuleV1Ballot && p.ballot.Less(in.Record.Promised):
+	default:
+		return // passing: the next round asks again
 	}
-	switch in.Rule {
-	case register.RuleNone:
-		it.votes |= 1 << voter
-	case register.RuleV1Ballot, register.RuleAlarm, register.RuleConflict:
-		p.blocked |= 1 << voter
-		switch {
-		case !l.q.reached(l.q.all&^p.blocked, p.promotion(p.value)):
-			l.abandon(p)
-		case p.healAt == 0:
-			p.healAt = l.now.Add(l.cfg.D/2 + l.backoff(3))
-		}
+	p.blocked |= 1 << voter
+	switch {
+	case !l.q.reached(l.q.all&^p.blocked, p.promotion(p.value)):
+		l.abandon(p)
+	case p.healAt == 0:
+		p.healAt = l.now.Add(l.cfg.D/2 + l.backoff(maxFails))
 	}
 }
 

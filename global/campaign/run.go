@@ -58,13 +58,18 @@ func (t *tally) yes() (v votes) {
 	return v
 }
 
-func (t *tally) no() (v votes) {
+// no returns the voters that refused: for good, and until a head lease is over.
+func (t *tally) no() (refused, running votes) {
 	for i, a := range t.answers {
-		if a.given && a.rule != register.RuleNone {
-			v |= 1 << i
+		switch {
+		case !a.given || a.rule == register.RuleNone:
+		case a.rule == register.RuleV2Running:
+			running |= 1 << i
+		default:
+			refused |= 1 << i
 		}
 	}
-	return v
+	return refused, running
 }
 
 // highest returns the record of the highest accepted ballot among promises.
@@ -165,14 +170,14 @@ func (l *Leader) judge(k int) {
 	var won []int
 	for _, t := range r.parts {
 		l.dropChosen(&t)
-		yes, no := t.yes(), t.no()
+		yes := t.yes()
 		p := &l.parts[t.part]
 		switch {
 		case r.stage == stageDry && l.q.reached(yes, p.promotion(l.choose(p, t.highest()))):
 			won = append(won, t.part)
 		case r.stage == stagePrepare && l.win(r.ballot, &t):
 			won = append(won, t.part)
-		case !l.q.reached(l.q.all&^no, p.promotion(l.choose(p, t.highest()))):
+		case l.hopeless(p, &t):
 			l.failed(&t)
 		default:
 			open = append(open, t)
@@ -190,6 +195,20 @@ func (l *Leader) judge(k int) {
 	default:
 		l.propose(won)
 	}
+}
+
+// hopeless reports whether waiting for more answers makes no sense: they cannot
+// bring a majority, or it is known when asking again will.
+func (l *Leader) hopeless(p *part, t *tally) bool {
+	refused, running := t.no()
+	promotion := p.own.Live == 0 // with a live epoch, what is not heard yet may show that this is a resumption
+	switch {
+	case !l.q.reached(l.q.all&^refused, promotion):
+		return true
+	case t.yes()|refused|running == l.q.all:
+		return true
+	}
+	return !l.q.reached(l.q.all&^(refused|running), promotion) && l.againAt(t) != never
 }
 
 // dropChosen drops the live epoch when a majority of voters reports one ballot
@@ -266,10 +285,16 @@ func (l *Leader) win(ballot register.Ballot, t *tally) bool {
 func (l *Leader) failed(t *tally) {
 	p := &l.parts[t.part]
 	p.running = false
-	if at := l.againAt(t); at != never {
+	switch at := l.againAt(t); {
+	case l.offered(p.own.Record):
+		p.base = l.now.Add(l.backoff(p.fails)) // the others are about to hear of the release
+	case at != never:
 		p.base = max(at, l.now.Add(time.Millisecond))
-	} else {
+	default:
 		p.base = l.now.Add(l.backoff(p.fails))
+		if own := t.answers[l.q.own]; own.given && own.rule == register.RuleV2Running {
+			p.base = max(p.base, own.over)
+		}
 	}
 	p.fails++
 	if !p.ballot.IsZero() && p.healAt != 0 {

@@ -68,6 +68,7 @@ type leaderNode struct {
 	l       *campaign.Leader
 	gone    bool          // it has noticed, or crashed
 	pausing time.Duration // real time until which it does nothing
+	cut     time.Duration // real time until which nobody else hears it
 	timer   time.Duration
 	held    fence.Epoch
 	until   time.Duration // real time
@@ -210,8 +211,14 @@ func (w *walk) effects(n *leaderNode, effects []campaign.Effect) {
 	for _, e := range effects {
 		switch e := e.(type) {
 		case campaign.SendPrepare:
+			if n.cut > w.real && e.Voter.ID != voterID(n.region) {
+				continue
+			}
 			w.send(func() { w.prepare(n, e) })
 		case campaign.SendAccept:
+			if n.cut > w.real && e.Voter.ID != voterID(n.region) {
+				continue
+			}
 			w.send(func() { w.accept(n, e) })
 		case campaign.Reserve:
 			w.commit(n, func() {
@@ -301,7 +308,14 @@ func (w *walk) upset() {
 	if w.bad != "" {
 		return
 	}
-	switch w.rnd.IntN(6) {
+	switch w.rnd.IntN(8) {
+	case 6, 7:
+		n := w.regions[w.rnd.IntN(regions)].cur
+		n.cut = w.real + w.upTo(3*walkD)
+		other := w.regions[1-n.region].cur
+		w.input(other, func(now instant.Instant) []campaign.Effect {
+			return other.l.Suspicion(now, regionName[n.region], register.VerdictCrashed)
+		})
 	case 0:
 		v := w.witnesses[w.rnd.IntN(len(w.witnesses))]
 		v.clock = w.clock()
@@ -349,7 +363,7 @@ func (w *walk) run(length time.Duration) {
 }
 
 func TestRandomWalksOfFiveVoters(t *testing.T) {
-	n := 150 / raceShare
+	n := 1000 / raceShare
 	if *exploreTime > 0 {
 		n = 1 << 30
 	}

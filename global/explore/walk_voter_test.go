@@ -8,7 +8,10 @@ import (
 
 // prepare is a Prepare's arrival.
 func (w *walk) prepare(from *leaderNode, e campaign.SendPrepare) {
-	verdict := register.Verdict(w.rnd.IntN(4))
+	verdict := register.VerdictCrashed
+	if w.chance(20) {
+		verdict = register.VerdictHealthy
+	}
 	in := register.PrepareInput{Candidate: region(from.region), Ballot: e.Ballot, Dry: e.Dry, Verdict: verdict}
 	answer := func(v *voterNode, rule register.Rule) {
 		now := v.clock.now(w.real)
