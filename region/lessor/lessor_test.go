@@ -1,0 +1,407 @@
+package lessor
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/headlease/headlease/fence"
+	pb "github.com/headlease/headlease/proto/headlease/v1"
+	"github.com/headlease/headlease/region/state"
+)
+
+type tokens = map[string]fence.Token
+
+// An arrival moves the expiry deadline at once, the sendable one after a check
+// begun later, and only to that arrival + TTL.
+func TestL2TwoDeadlines(t *testing.T) {
+	r := newRig(t, 1)
+	r.stream(1)
+	r.to(1 * time.Second)
+	r.keepalive(1, "s0", nil)
+	expiry, sendable, _ := r.l.Deadlines("s0")
+	if expiry != r.now.Add(ttl) || sendable != t0.Add(ttl) {
+		t.Errorf("deadlines %v and %v", expiry.Sub(t0), sendable.Sub(t0))
+	}
+	ticket := r.l.CheckBegun(r.now)
+	r.to(3 * time.Second)
+	r.keepalive(1, "s0", nil) // not covered by the check
+	r.l.CheckPassed(r.now, ticket)
+	r.take()
+	a := r.ack(1)
+	if since(a.SessionUntil) != 1*time.Second+ttl || since(a.ReceivedAt) != 1*time.Second || a.Sequence != 1 {
+		t.Errorf("ack %v, want the first arrival's", a)
+	}
+	expiry, sendable, _ = r.l.Deadlines("s0")
+	if expiry != t0.Add(3*time.Second+ttl) || sendable != t0.Add(1*time.Second+ttl) {
+		t.Errorf("deadlines %v and %v", expiry.Sub(t0), sendable.Sub(t0))
+	}
+}
+
+func TestF1CheckBegunBeforeTheArrivalCoversNothing(t *testing.T) {
+	r := newRig(t, 1)
+	r.stream(1)
+	ticket := r.l.CheckBegun(r.now)
+	r.keepalive(1, "s0", nil)
+	if !r.l.CheckWanted() {
+		t.Error("the arrival wants a check of its own")
+	}
+	r.l.CheckPassed(r.now, ticket)
+	r.take()
+	if m := r.sent(1); len(m) != 0 {
+		t.Errorf("acknowledged by a check begun before: %v", m)
+	}
+	second := r.l.CheckBegun(r.now)
+	if r.l.CheckWanted() {
+		t.Error("the running check covers all")
+	}
+	r.l.CheckFailed(r.now, second)
+	if !r.l.CheckWanted() {
+		t.Error("after a failed check another is wanted")
+	}
+	r.check()
+	r.ack(1)
+}
+
+func TestL7NothingIsSentBeforeTheFirstCheck(t *testing.T) {
+	r := newRig(t, 2)
+	k := r.acquire("s0", "lock/a")
+	r.elect()
+	r.stream(1)
+	r.keepalive(1, "s0", nil)
+	r.hold(d)
+	r.keepalive(1, "nobody", nil)
+	r.to(1 * time.Second)
+	r.revoke("lock/a", k)
+	r.l.Push(r.now, 1)
+	r.take()
+	if m := r.sent(1); len(m) != 0 {
+		t.Errorf("sent before any check: %v", m)
+	}
+	if _, err := r.l.Answer(r.now, "s0", "lock/a", k); !errors.Is(err, ErrNotHeld) {
+		t.Errorf("an answer for a revoked token: %v", err)
+	}
+	k2 := r.acquire("s0", "lock/b")
+	if _, err := r.l.Answer(r.now, "s0", "lock/b", k2); !errors.Is(err, ErrWait) {
+		t.Errorf("an answer before the first check: %v", err)
+	}
+}
+
+// Every session has its full TTL from the start of a term; expiry is a command
+// with its term, one at a time.
+func TestF2ExpiryIsACommandOfItsTerm(t *testing.T) {
+	r := newRig(t, 2)
+	r.stream(1)
+	r.to(9 * time.Second)
+	r.elect()
+	r.to(18999 * ms)
+	r.none()
+	r.to(19 * time.Second)
+	c := r.proposed()
+	if got := c.Command.GetExpire().GetSessionIds(); len(got) != 2 {
+		t.Fatalf("expires %v", got)
+	}
+	r.to(25 * time.Second)
+	r.none() // in flight
+	r.commit(c)
+	if n := r.m.View().Counts().Sessions; n != 0 || r.l.Stats().Sessions != 0 {
+		t.Errorf("%d sessions left in the state, %d in the tables", n, r.l.Stats().Sessions)
+	}
+	r.to(60 * time.Second)
+	r.none()
+}
+
+func TestF7NoKeepaliveWhileExpiring(t *testing.T) {
+	r := newRig(t, 1)
+	r.attach(1, "s0", nil)
+	r.to(10 * time.Second)
+	c := r.proposed()
+	r.sent(1)
+	before, _, _ := r.l.Deadlines("s0")
+	r.keepalive(1, "s0", nil)
+	r.check()
+	if m := r.sent(1); len(m) != 0 {
+		t.Errorf("a session that is being expired was acknowledged: %v", m)
+	}
+	if after, _, _ := r.l.Deadlines("s0"); after != before {
+		t.Error("its deadline moved")
+	}
+	r.commit(c)
+	if e := r.only(1).GetEnded(); e.GetSessionId() != "s0" || e.GetReason() != "expired" {
+		t.Errorf("told %v", e)
+	}
+}
+
+// The outcome of an expiry is unknown: it is proposed again, and until it is
+// known no keepalive is taken.
+func TestF7UnknownOutcomeIsProposedAgain(t *testing.T) {
+	r := newRig(t, 1)
+	r.attach(1, "s0", nil)
+	r.to(10 * time.Second)
+	c := r.proposed()
+	r.sent(1)
+	r.l.CommandDone(r.now, c.ID, nil, errors.New("unknown"))
+	r.keepalive(1, "s0", nil)
+	r.check()
+	if m := r.sent(1); len(m) != 0 {
+		t.Errorf("acknowledged: %v", m)
+	}
+	r.to(10*time.Second + DefaultRetryAfter)
+	again := r.proposed()
+	// The first copy commits after all, then the second.
+	r.must(c.Command)
+	r.commit(again)
+	if r.l.Stats().Sessions != 0 || r.l.Stats().Commands != 0 {
+		t.Errorf("%+v", r.l.Stats())
+	}
+	r.to(60 * time.Second)
+	r.none()
+}
+
+func TestF2WrongTermEndsTheLessor(t *testing.T) {
+	r := newRig(t, 1)
+	r.to(10 * time.Second)
+	c := r.proposed()
+	r.l.CommandDone(r.now, c.ID, &pb.CommandResult{Error: &pb.ErrorDetail{Kind: &pb.ErrorDetail_WrongTerm{WrongTerm: &pb.WrongTerm{Term: 2}}}}, nil)
+	if !r.l.Over() || r.l.CheckWanted() {
+		t.Error("the term is over")
+	}
+	r.to(60 * time.Second)
+	r.none()
+}
+
+// A session with more leases than a command removes is closed by the first and
+// emptied by the next.
+func TestF22BatchesAndClosingSessions(t *testing.T) {
+	r := newRig(t, 3)
+	for i := range state.MaxRemovals + 100 {
+		r.acquire("s0", fmt.Sprintf("lock/a%d", i))
+	}
+	for i := range state.MaxRemovals {
+		r.acquire("s1", fmt.Sprintf("lock/b%d", i))
+	}
+	r.acquire("s2", "lock/c")
+	r.to(10 * time.Second)
+	commands := r.commands
+	r.commands = nil
+	if len(commands) < 2 {
+		t.Fatalf("%d commands for %d leases", len(commands), 2*state.MaxRemovals+101)
+	}
+	seen := map[string]int{}
+	for _, c := range commands {
+		leases := 0
+		for _, id := range c.Command.GetExpire().GetSessionIds() {
+			seen[id]++
+			s, _ := r.m.View().Session(id)
+			leases += s.Held
+		}
+		if n := len(c.Command.GetExpire().GetSessionIds()); n > 1 && leases > state.MaxRemovals {
+			t.Errorf("a command of %d sessions removes %d leases", n, leases)
+		}
+		r.commit(c)
+	}
+	if len(seen) != 3 {
+		t.Errorf("expired %v", seen)
+	}
+	if n := r.m.View().Counts(); n.Closing != 1 || n.Leases != 100 {
+		t.Fatalf("after the first commands: %+v", n)
+	}
+	// A new leader goes on with it.
+	r.elect()
+	r.commit(r.proposed())
+	if n := r.m.View().Counts(); n.Sessions != 0 || n.Leases != 0 {
+		t.Errorf("left: %+v", n)
+	}
+	if r.l.Stats().Sessions != 0 {
+		t.Errorf("%+v", r.l.Stats())
+	}
+}
+
+// A client's own close of a large session is emptied by the leader.
+func TestF22CloseOfALargeSession(t *testing.T) {
+	r := newRig(t, 1)
+	for i := range state.MaxRemovals + 1 {
+		r.acquire("s0", fmt.Sprintf("lock/a%d", i))
+	}
+	r.attach(1, "s0", nil)
+	r.must(&pb.Command{Kind: &pb.Command_CloseSession{CloseSession: &pb.CloseSessionCommand{SessionId: "s0"}}})
+	if e := r.sent(1); len(e) != 1 || e[0].GetEnded().GetReason() != "closed" {
+		t.Errorf("told %v", e)
+	}
+	r.commit(r.proposed())
+	if n := r.m.View().Counts(); n.Sessions != 0 {
+		t.Errorf("left: %+v", n)
+	}
+}
+
+func TestF30NothingIsAcknowledgedWhileThePulseIsStale(t *testing.T) {
+	r := newRig(t, 1)
+	r.stream(1)
+	r.hold(d)
+	k := r.acquire("s0", "lock/a")
+	r.keepalive(1, "s0", nil)
+	ticket := r.l.CheckBegun(r.now)
+	r.l.PulseFresh(r.now, false)
+	if r.l.CheckWanted() {
+		t.Error("a check is wanted while the pulse is stale")
+	}
+	r.l.CheckPassed(r.now, ticket)
+	r.take()
+	if m := r.sent(1); len(m) != 0 {
+		t.Errorf("acknowledged: %v", m)
+	}
+	if _, err := r.l.Answer(r.now, "s0", "lock/a", k); !errors.Is(err, ErrWait) {
+		t.Errorf("answered: %v", err)
+	}
+	r.l.PulseFresh(r.now, true)
+	if !r.l.CheckWanted() {
+		t.Error("what waits wants a check")
+	}
+	r.check()
+	r.ack(1)
+}
+
+func TestF8PushesEachFifthOfD(t *testing.T) {
+	r := newRig(t, 2)
+	r.acquire("s0", "lock/a")
+	r.hold(d)
+	r.attach(1, "s0", nil)
+	r.attach(2, "s1", nil) // holds nothing: is pushed nothing
+	var got []time.Duration
+	for at := 100 * ms; at <= 4*time.Second; at += 100 * ms {
+		r.now = t0.Add(at)
+		r.hold(at + d)
+		r.to(at)
+		for _, m := range r.sent(1) {
+			p := m.GetPush()
+			if p == nil || len(p.Partitions) != 1 || p.Partitions[0].Epoch != 1 || since(p.Partitions[0].Until) != at+d {
+				t.Fatalf("at %v: %v", at, m)
+			}
+			got = append(got, at)
+		}
+	}
+	if len(got) != 5 || got[0] != d/5 || got[4] != d {
+		t.Errorf("pushed at %v, want each %v", got, d/5)
+	}
+	if m := r.sent(2); len(m) != 0 {
+		t.Errorf("pushed to a session without leases: %v", m)
+	}
+	// A lapse silences the pushes; the next hold is told at once.
+	r.l.Lapsed(r.now, part, 1)
+	r.to(6 * time.Second)
+	if m := r.sent(1); len(m) != 0 {
+		t.Errorf("pushed while lapsed: %v", m)
+	}
+	r.hold(10 * time.Second)
+	if p := r.only(1).GetPush(); since(p.GetPartitions()[0].GetUntil()) != 10*time.Second {
+		t.Errorf("told %v", p)
+	}
+}
+
+// A waiter hears how far the head lease reaches, since it may be handed a
+// lease.
+func TestF8WaitersArePushedTo(t *testing.T) {
+	r := newRig(t, 2)
+	r.acquire("s0", "lock/a")
+	r.acquire("s1", "lock/a")
+	r.hold(d)
+	if a := r.attach(1, "s1", nil); len(a.Partitions) != 1 || len(a.Held) != 0 {
+		t.Errorf("ack %v", a)
+	}
+	r.must(&pb.Command{Kind: &pb.Command_Cancel{Cancel: &pb.CancelCommand{SessionId: "s1", RequestId: 2}}})
+	if f := r.only(1).GetFailed(); f.GetRequestId() != 2 || f.GetError() == nil {
+		t.Errorf("told %v", f)
+	}
+	r.to(d / 5)
+	if m := r.sent(1); len(m) != 0 {
+		t.Errorf("pushed to who waits no more: %v", m)
+	}
+}
+
+func TestL6EndsAreOfTheLiveEpoch(t *testing.T) {
+	r := newRig(t, 1)
+	r.acquire("s0", "lock/a")
+	r.l.HeadLease(r.now, part, 2, t0.Add(d)) // not adopted here
+	if a := r.attach(1, "s0", nil); len(a.Partitions) != 0 {
+		t.Errorf("ends of an epoch that is not live: %v", a.Partitions)
+	}
+	if _, _, ok := r.l.Hold(r.now, part); ok {
+		t.Error("held under an epoch that is not live")
+	}
+	r.hold(d)
+	if p := r.only(1).GetPush(); p.GetPartitions()[0].GetEpoch() != 1 {
+		t.Errorf("%v", p)
+	}
+	r.must(&pb.Command{Term: 1, Kind: &pb.Command_Drop{Drop: &pb.DropCommand{Partition: part, Epoch: 1}}})
+	if w := r.only(1).GetWithdrawal(); w.GetReason() != pb.WithdrawalReason_WITHDRAWAL_REASON_DROPPED || w.GetUntil() != 0 {
+		t.Errorf("told %v", w)
+	}
+	if _, _, ok := r.l.Hold(r.now, part); ok {
+		t.Error("held after the drop")
+	}
+}
+
+func TestUnknownSessionIsToldAfterACheck(t *testing.T) {
+	r := newRig(t, 0)
+	r.stream(1)
+	r.keepalive(1, "nobody", nil)
+	if m := r.sent(1); len(m) != 0 {
+		t.Fatalf("told before a check: %v", m)
+	}
+	if !r.l.CheckWanted() {
+		t.Fatal("no check wanted")
+	}
+	r.check()
+	if e := r.only(1).GetEnded(); e.GetSessionId() != "nobody" {
+		t.Errorf("told %v", e)
+	}
+	// A stream that is not open is ignored.
+	r.keepalive(9, "nobody", nil)
+	r.check()
+	if m := r.sent(9); len(m) != 0 {
+		t.Errorf("sent to a stream that is not open: %v", m)
+	}
+}
+
+func TestF19ClockGap(t *testing.T) {
+	r := newRig(t, 1)
+	k := r.acquire("s0", "lock/a")
+	r.hold(d)
+	r.attach(1, "s0", tokens{"lock/a": k})
+	r.keepalive(1, "s0", tokens{"lock/a": k})
+	ticket := r.l.CheckBegun(r.now)
+	r.now = t0.Add(2 * time.Second)
+	r.l.ClockGap(r.now)
+	r.take()
+	if len(r.closes) != 1 || r.closes[0] != 1 {
+		t.Errorf("closed %v, want all streams", r.closes)
+	}
+	if _, _, ok := r.l.Hold(r.now, part); ok {
+		t.Error("the head lease outlives the gap")
+	}
+	r.l.CheckPassed(r.now, ticket) // begun before
+	r.stream(2)
+	r.keepalive(2, "s0", nil)
+	r.l.CheckPassed(r.now, ticket)
+	r.take()
+	if m := r.sent(2); len(m) != 0 {
+		t.Errorf("a check of before the gap counted: %v", m)
+	}
+	r.check()
+	if a := r.ack(2); !a.Complete || len(a.Held) != 1 || len(a.Partitions) != 0 {
+		t.Errorf("ack %v", a)
+	}
+	r.to(11 * time.Second)
+	r.none() // full TTLs after the gap
+}
+
+func TestConfig(t *testing.T) {
+	if err := (Config{}).Validate(); err != nil {
+		t.Error(err)
+	}
+	err := Config{ConfirmWithin: -1, RetryAfter: -1, PushEvery: -1}.Validate()
+	if joined, ok := err.(interface{ Unwrap() []error }); !ok || len(joined.Unwrap()) != 3 { //nolint:errorlint // counts the parts of a join
+		t.Errorf("faults: %v", err)
+	}
+}
