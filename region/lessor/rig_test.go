@@ -24,7 +24,7 @@ const (
 // rig is a Lessor over the real state machine, with a clock that the test
 // sets.
 type rig struct {
-	*testing.T
+	testing.TB
 	m    *state.Machine
 	l    *Lessor
 	term uint64
@@ -38,8 +38,8 @@ type rig struct {
 }
 
 // newRig has a region with one live partition and sessions s0 to s(n-1).
-func newRig(t *testing.T, n int) *rig {
-	r := &rig{T: t, m: state.New(), term: 1, now: t0, sends: map[StreamID][]*pb.AttachResponse{}}
+func newRig(t testing.TB, n int) *rig {
+	r := &rig{TB: t, m: state.New(), term: 1, now: t0, sends: map[StreamID][]*pb.AttachResponse{}}
 	r.must(&pb.Command{Kind: &pb.Command_InitRegion{InitRegion: &pb.InitRegionCommand{Region: "eu", Incarnation: 1}}})
 	r.must(&pb.Command{Kind: &pb.Command_Configure{Configure: &pb.ConfigureCommand{Configuration: &pb.ClusterConfiguration{
 		ClusterId: "c", Version: 1, Shards: 1, DNs: int64(d),

@@ -77,16 +77,23 @@ func (l *Lessor) StreamClosed(now instant.Instant, id StreamID) {
 func (l *Lessor) confirm(s *session, hash uint64) {
 	upTo := s.changes
 	if s.begun {
-		i := len(s.history) - 1
-		for i >= 0 && s.history[i].hash != hash {
-			i--
+		// The set may have been the same at several points. The client knows
+		// what was in it at each of them; it may be only at the first.
+		first, last := -1, -1
+		for i, p := range s.history {
+			if p.hash == hash {
+				if first < 0 {
+					first = i
+				}
+				last = i
+			}
 		}
-		if i < 0 {
+		if first < 0 {
 			s.again = true
 			return
 		}
-		upTo = s.history[i].change
-		s.history = append(s.history[:0], s.history[i:]...)
+		upTo = s.history[last].change
+		s.history = append(s.history[:0], s.history[first:]...)
 	} else if hash != s.hash {
 		return // the first ack is complete anyway
 	}
