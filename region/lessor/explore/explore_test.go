@@ -3,9 +3,11 @@ package explore
 import (
 	"flag"
 	"maps"
+	"math/rand/v2"
 	"os"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"testing"
 
 	pb "github.com/headlease/headlease/proto/headlease/v1"
@@ -36,19 +38,21 @@ func run(t *testing.T, o options, b bug) result {
 
 // slices of the world in which the shipped parts must hold.
 var slicesOf = map[string]options{
-	"session": with(func(o *options) { o.terms, o.limit = 3, 60_000 }),
-	"split":   with(func(o *options) { o.terms, o.split, o.limit = 2, true, 60_000 }),
-	"revoke":  with(func(o *options) { o.revoke, o.limit = true, 60_000 }),
-	"ttl3":    with(func(o *options) { o.ttl, o.revoke, o.breaks, o.limit = 3*tick, true, 1, 60_000 }),
-	"d3":      with(func(o *options) { o.d, o.revoke, o.limit = 3*tick, true, 40_000 }),
+	"session": with(func(o *options) { o.terms, o.limit = 3, 32_000 }),
+	"split":   with(func(o *options) { o.terms, o.split, o.limit = 2, true, 32_000 }),
+	"revoke":  with(func(o *options) { o.revoke, o.limit = true, 32_000 }),
+	"ttl3":    with(func(o *options) { o.ttl, o.revoke, o.breaks, o.limit = 3*tick, true, 1, 32_000 }),
+	"d3":      with(func(o *options) { o.d, o.revoke, o.limit = 3*tick, true, 24_000 }),
 	"order": with(func(o *options) {
-		o.terms, o.grants, o.queue, o.revoke, o.requests, o.acquire, o.limit = 1, 3, 2, true, 2, true, 60_000
+		o.terms, o.grants, o.queue, o.revoke, o.requests, o.acquire, o.limit = 1, 3, 2, true, 2, true, 32_000
 	}),
-	"drop":    with(func(o *options) { o.epochs, o.drop, o.acquire, o.requests, o.limit = 2, true, true, 2, 60_000 }),
-	"replies": with(func(o *options) { o.revoke, o.release, o.replies, o.limit = true, true, true, 60_000 }),
+	"drop":    with(func(o *options) { o.epochs, o.drop, o.acquire, o.requests, o.limit = 2, true, true, 2, 32_000 }),
+	"replies": with(func(o *options) { o.revoke, o.release, o.replies, o.limit = true, true, true, 32_000 }),
+	// Small enough to be completed with a larger factor.
+	"one term": with(func(o *options) { o.terms, o.quiet, o.limit = 1, noOther, 32_000 }),
 	"near": with(func(o *options) {
 		o.terms, o.grants, o.epochs, o.queue, o.breaks, o.requests = 3, 3, 2, 2, 1, 3
-		o.drop, o.replies, o.revoke, o.release, o.acquire, o.split, o.limit = true, true, true, true, true, true, 60_000
+		o.drop, o.replies, o.revoke, o.release, o.acquire, o.split, o.limit = true, true, true, true, true, true, 32_000
 	}),
 }
 
@@ -69,6 +73,48 @@ func TestShippedPartsHold(t *testing.T) {
 		}
 	}
 	t.Logf("%d states in all", total)
+}
+
+// TestRandomWalks goes deep where the search goes wide: seeded walks through
+// the world with everything in it.
+func TestRandomWalks(t *testing.T) {
+	o := slicesOf["near"]
+	o.bug = bug{}.withDefaults()
+	o.terms, o.grants, o.epochs, o.requests, o.breaks = 6, 8, 4, 6, 4
+	walks := max(1, int(600**factor/raceCost))
+	steps, deepest := 0, 0
+	for seed := range uint64(walks) {
+		rng := rand.New(rand.NewPCG(seed, 3))
+		if seed%3 == 1 {
+			o.ttl, o.d = 3*tick, 2*tick
+		} else if seed%3 == 2 {
+			o.ttl, o.d = 2*tick, 3*tick
+		}
+		w := held(&o)
+		var trace []string
+		for range 80 {
+			var next *world
+			var took step
+			n := 0
+			w.successors(func(s step, to *world) {
+				if n++; rng.IntN(n) == 0 {
+					next, took = to, s
+				}
+			})
+			if next == nil {
+				break
+			}
+			w = next
+			w.normalise()
+			trace = append(trace, took.String())
+			steps++
+			if v := w.violation(); v != "" {
+				t.Fatalf("walk %d: %s: %s", seed, v, strings.Join(trace, " → "))
+			}
+		}
+		deepest = max(deepest, len(trace))
+	}
+	t.Logf("%d walks, %d steps, the longest of %d", walks, steps, deepest)
 }
 
 // where each bug shows: the smallest slice.
