@@ -318,6 +318,12 @@ func (l *Leader) Open(round uint64) bool {
 		slices.ContainsFunc(l.rounds, func(r acceptRound) bool { return r.id == round })
 }
 
+// Forget lets go of an Accept round whose answers the caller has given up: it
+// will never be complete. Renewals go on.
+func (l *Leader) Forget(round uint64) {
+	l.rounds = slices.DeleteFunc(l.rounds, func(r acceptRound) bool { return r.id == round })
+}
+
 func (l *Leader) clock(now instant.Instant) { l.now = max(l.now, now) }
 
 func (l *Leader) emit(e Effect) { l.out = append(l.out, e) }

@@ -147,16 +147,19 @@ func (l *Leader) Clone() *Leader {
 
 // AppendState appends a canonical form of all that decides what the Leader
 // will do, with times relative to now: two Leaders of one configuration with
-// equal forms behave alike. It is for state-space search and is no storage
+// equal forms behave alike, but that all times more than 16·D ahead are one. It is for state-space search and is no storage
 // format.
 func (l *Leader) AppendState(b []byte) []byte {
 	u := func(v uint64) { b = binary.AppendUvarint(b, v) }
 	at := func(t instant.Instant) {
-		if t == 0 || t == never {
+		switch left := t.Sub(l.now); {
+		case t == 0:
 			u(0)
-			return
+		case left > 16*l.cfg.D:
+			u(1)
+		default:
+			u(2 + uint64(max(0, left)))
 		}
-		u(1 + uint64(max(0, t.Sub(l.now))))
 	}
 	flag := func(fs ...bool) {
 		v := uint64(0)

@@ -47,10 +47,16 @@ func (x *explorer) actions(s *state, yield func(action)) {
 			yield(next)
 		}
 	}
+	upset := x.opt.upsets == 0 || s.upsets+1 < x.opt.upsets
 	act(actTick, 0, 0, 0)
+	if upset {
+		act(actRestart, 0, 0, 0)
+	}
 	for r := range regions {
-		act(actLeader, r, 0, 0)
-		if x.opt.rates {
+		if upset {
+			act(actLeader, r, 0, 0)
+		}
+		if upset && x.opt.rates {
 			act(actLeader, r, 1, 0)
 		}
 		if x.opt.rules.hearsayDrop {
@@ -61,7 +67,6 @@ func (x *explorer) actions(s *state, yield func(action)) {
 			act(actPromise, r, 1, 0)
 		}
 	}
-	act(actRestart, 0, 0, 0)
 	for slot := range slots {
 		n := x.nodes[s.slot[slot]]
 		if n == nil {
@@ -178,9 +183,11 @@ func (x *explorer) do(s state, a action) (out state, ok bool, bad string) {
 		s.live[r], s.floor[r] = uint8(m.live), uint8(m.floor)
 		return x.after(s, int(a.a), input{kind: inDropped})
 	case actLeader:
+		x.upset(&s)
 		return x.doLeader(s, int(a.a), a.b == 1), true, ""
 	case actRestart:
 		was := s.voter[witness]
+		x.upset(&s)
 		s.voter[witness] = x.restarted(witness, was)
 		return x.normal(s), was != s.voter[witness], ""
 	case actHearsay: // a seeded bug: Drop on one voter's word, and forgotten
@@ -198,6 +205,12 @@ func (x *explorer) do(s state, a action) (out state, ok bool, bad string) {
 		return s, false, ""
 	}
 	panic("unknown action")
+}
+
+func (x *explorer) upset(s *state) {
+	if x.opt.upsets > 0 {
+		s.upsets++
+	}
 }
 
 // after runs a leader's input and puts the outcome in.
@@ -226,7 +239,11 @@ func (x *explorer) doTick(s state) (state, bool, string) {
 				s.epoch[slot] = 0
 			}
 		}
-		o := x.step(s.slot[slot], input{kind: inTick})
+		in := input{kind: inTick}
+		if !s.current(slot) {
+			in.mask = 1
+		}
+		o := x.step(s.slot[slot], in)
 		if x.opt.rules.holdFromReply || x.opt.rules.holdWholeD {
 			o.lapsed = false // the believed hold is longer than the Leader's
 		}
@@ -355,6 +372,9 @@ func (x *explorer) take(s state, at, v int) (state, bool) {
 // steps.
 func (x *explorer) doLeader(s state, r int, fast bool) state {
 	s.voter[r] = x.restarted(r, s.voter[r])
+	if old := 2*r + int(s.cur[r]); s.slot[old] != 0 {
+		s.slot[old] = x.step(s.slot[old], input{kind: inDeposed}).node
+	}
 	s.cur[r] = 1 - s.cur[r]
 	slot := 2*r + int(s.cur[r])
 	s.hold[slot], s.epoch[slot] = 0, 0

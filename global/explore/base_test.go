@@ -26,11 +26,12 @@ func TestExhaustive(t *testing.T) {
 		states, share int
 		opt           option
 	}{
-		{"two ballots each", 1_200_000, 50, option{ballots: 2}},
-		{"clock rates at their bounds", 300_000, 8, option{ballots: 2, rates: true}},
-		{"late answers", 300_000, 8, option{ballots: 2, late: true}},
-		{"planned transfer", 500_000, 10, option{ballots: 2, release: true}},
-		{"three ballots each", 300_000, 8, option{ballots: 3, release: true}},
+		{"two ballots each", 1_500_000, 40, option{ballots: 2}},
+		{"two ballots each, nothing restarts", 500_000, 20, option{ballots: 2, upsets: 1}},
+		{"clock rates at their bounds", 300_000, 6, option{ballots: 2, rates: true}},
+		{"late answers", 300_000, 6, option{ballots: 2, late: true}},
+		{"planned transfer", 500_000, 6, option{ballots: 2, release: true}},
+		{"three ballots each", 300_000, 6, option{ballots: 3, release: true}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.opt.rules = shipped()

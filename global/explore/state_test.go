@@ -46,6 +46,8 @@ type state struct {
 	// at any time.
 	soup                 [2 * maxRounds]uint8
 	lastEpoch, lastOwner uint8
+	// upsets counts changes of leader and restarts, when they are bounded.
+	upsets uint8
 }
 
 // voterState is a voter's register without absolute time.
@@ -109,6 +111,8 @@ type option struct {
 	// rates gives clocks at the bounds of rho = 1/3, per role: owners slow or
 	// fast, voters fast. Without, all clocks are exact.
 	rates bool
+	// upsets bounds changes of leader and restarts, plus one; zero: no bound.
+	upsets uint8
 	// oneStep commits a region's promise in the step that checks it.
 	oneStep bool
 	// only, if set, keeps the named steps, and guide, if set, those it passes:

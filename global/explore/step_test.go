@@ -22,6 +22,7 @@ const (
 	inAdopted
 	inAdoptFailed
 	inDropped
+	inDeposed
 )
 
 // input is one call of a leader; with the leader's number it decides the
@@ -37,7 +38,6 @@ type input struct {
 	recs      [voters]uint16
 	reserved  uint8
 	successor uint8
-	epoch     uint8
 }
 
 // outcome is what a call of a leader did.
@@ -81,6 +81,9 @@ func (x *explorer) run(n *node, in input, o *outcome) {
 		}
 		n.now = n.now.Add(x.tick[i])
 		x.absorb(n, l.Tick(n.now), o)
+		x.strip(n, in.mask == 1)
+	case inDeposed:
+		x.strip(n, true)
 	case inCampaign:
 		x.campaign(n, l.Hurry(n.now, "p"), in, o)
 	case inRelease:
@@ -113,6 +116,26 @@ func (x *explorer) run(n *node, in input, o *outcome) {
 		n.drop = campaign.Drop{}
 		x.absorb(n, l.Dropped(n.now, "p", e), o)
 	}
+}
+
+// strip lets go of rounds that can never be complete: without the own vote
+// all those of a stale leader, and in a current one, those before the newest,
+// which would serve it better. It is the same as losing their messages.
+func (x *explorer) strip(n *node, stale bool) {
+	if x.opt.rules.keepAll || x.opt.rules.ownVoteElsewhere || x.opt.rules.oldRoundCounts {
+		return
+	}
+	own := uint8(1)
+	if n.l.Self().Name == regionName[1] {
+		own = 2
+	}
+	for k, r := range n.rounds {
+		if (r.votes|r.late)&own == 0 && (stale || k != len(n.rounds)-1) {
+			n.l.Forget(r.id)
+			n.rounds[k].late = 0
+		}
+	}
+	x.absorb(n, nil, &outcome{})
 }
 
 func (x *explorer) answer(voter uint16) []campaign.PrepareAnswer {

@@ -118,8 +118,6 @@ func TestAcceptRules(t *testing.T) {
 	promised.Promised = ballot(5, us)
 	pending := held()
 	pending.Pending = true
-	pendingPromised := promised
-	pendingPromised.Pending = true
 	for _, c := range []struct {
 		name   string
 		reg    Register
