@@ -70,7 +70,7 @@ fuzz-short: ## every fuzz target for FUZZ seconds (5)
 
 explore: ## the explorers of the pure cores, EXPLORE (3m) each
 	go test -count=1 -timeout 60m -v ./global/explore/... -explore.time $(or $(EXPLORE),3m)
-	go test -count=1 -timeout 60m -v ./region/lessor/explore/...
+	go test -count=1 -timeout 60m -v ./region/lessor/explore/... -explore.time $(or $(EXPLORE),3m)
 
 spec: need-cc need-spin ## the Promela models: small complete searches, and every broken rule is caught
 	spec/check.sh

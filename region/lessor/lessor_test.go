@@ -401,7 +401,7 @@ func TestConfig(t *testing.T) {
 		t.Error(err)
 	}
 	err := Config{ConfirmWithin: -1, RetryAfter: -1, PushEvery: -1}.Validate()
-	if joined, ok := err.(interface{ Unwrap() []error }); !ok || len(joined.Unwrap()) != 3 { //nolint:errorlint // counts the parts of a join
+	if joined, ok := err.(interface{ Unwrap() []error }); !ok || len(joined.Unwrap()) != 3 {
 		t.Errorf("faults: %v", err)
 	}
 }

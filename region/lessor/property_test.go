@@ -21,7 +21,6 @@ type brute struct {
 	arrivals []bruteArrival
 	// passed checks, by how many arrivals there were when each began.
 	covered int
-	expired instant.Instant
 }
 
 type bruteArrival struct {

@@ -15,7 +15,6 @@ import (
 // bug breaks a rule by wrapping the shipped parts. The zero value, with its
 // defaults, breaks none.
 type bug struct {
-	name string
 	// window is how many messages at a stream's head may be taken first.
 	window int
 

@@ -28,6 +28,10 @@
 // which.
 //
 // Each seeded bug breaks one rule by wrapping the parts (nothing in the shipped
-// code knows of it) and must be caught, or the test fails. -explore.factor=N
-// multiplies the limits of states; -explore.trace prints the counterexamples.
+// code knows of it) and must be caught, or the test fails. Seeded random walks
+// with everything switched on go deep where the search goes wide.
+//
+// -explore.time=10m searches for that long in all instead of to the limits,
+// -explore.factor=N multiplies the limits, -explore.trace prints the
+// counterexamples.
 package explore

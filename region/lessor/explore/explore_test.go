@@ -9,12 +9,14 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
 
 var (
 	factor = flag.Float64("explore.factor", 1, "multiplies the limits of states")
+	budget = flag.Duration("explore.time", 0, "for the slices and the walks in all, instead of their limits")
 	traces = flag.Bool("explore.trace", false, "print the counterexamples")
 )
 
@@ -38,8 +40,17 @@ func run(o options, b bug) result {
 // each stops where it is caught.
 func scaled(o options) options {
 	o.limit = int(float64(o.limit) * *factor / raceCost)
+	if *budget > 0 {
+		o.limit, o.time = mostStates, share()
+	}
 	return o
 }
+
+// mostStates of a slice that is limited by time: about 8 GB.
+const mostStates = 2_500_000
+
+// share of the budget for a slice, or for the walks.
+func share() time.Duration { return *budget / time.Duration(len(slicesOf)+1) }
 
 // slices of the world in which the shipped parts must hold.
 var slicesOf = map[string]options{
@@ -88,7 +99,8 @@ func TestRandomWalks(t *testing.T) {
 	o.terms, o.grants, o.epochs, o.requests, o.breaks = 6, 8, 4, 6, 4
 	walks := max(1, int(600**factor/raceCost))
 	steps, deepest := 0, 0
-	for seed := range uint64(walks) {
+	begin := time.Now()
+	for seed := uint64(0); seed < uint64(walks) || *budget > 0 && time.Since(begin) < share(); seed++ {
 		rng := rand.New(rand.NewPCG(seed, 3))
 		if seed%3 == 1 {
 			o.ttl, o.d = 3*tick, 2*tick
@@ -119,7 +131,7 @@ func TestRandomWalks(t *testing.T) {
 		}
 		deepest = max(deepest, len(trace))
 	}
-	t.Logf("%d walks, %d steps, the longest of %d", walks, steps, deepest)
+	t.Logf("%d steps in walks of up to %d", steps, deepest)
 }
 
 // where each bug shows: the smallest slice.

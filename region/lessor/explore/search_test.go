@@ -32,7 +32,9 @@ func (r result) String() string {
 // search goes breadth first from a world.
 func search(from *world) result {
 	begin := time.Now()
-	limit := from.o.limit
+	over := func(i, states int) bool {
+		return states >= from.o.limit || from.o.time > 0 && i%64 == 0 && time.Since(begin) > from.o.time
+	}
 	var r result
 	seen := map[uint64]struct{}{}
 	type node struct {
@@ -69,7 +71,8 @@ func search(from *world) result {
 		next = append(next, open{w, id})
 	}
 	add(from, -1, step{op: "start", a: -1})
-	for len(next) > 0 && r.violation == "" {
+	stop := false
+	for len(next) > 0 && !stop {
 		frontier, next = next, nil
 		for i := range frontier {
 			f := frontier[i]
@@ -80,16 +83,15 @@ func search(from *world) result {
 					add(n, f.id, s)
 				}
 			})
-			if r.violation != "" || len(seen) >= limit {
+			if stop = r.violation != "" || over(i, len(seen)); stop {
 				break
 			}
 		}
-		r.depth++
-		if len(seen) >= limit {
-			break
+		if !stop {
+			r.depth++
 		}
 	}
-	r.states, r.complete = len(seen), r.violation == "" && len(next) == 0
+	r.states, r.complete = len(seen), !stop
 	r.took = time.Since(begin)
 	return r
 }

@@ -42,7 +42,9 @@ type options struct {
 	// start leads from the held world to where the search begins.
 	start func(*world)
 	bug   bug
+	// limit of states, and of time if not 0.
 	limit int
+	time  time.Duration
 }
 
 // client is what the world needs of validity.Table.
