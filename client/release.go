@@ -22,15 +22,21 @@ func (r *region) release(ctx context.Context, l *Lease) error {
 	r.beginRelease(l)
 	r.mu.Unlock()
 	l.cancel(ErrReleased)
-	err := r.sendRelease(ctx, l.session, l.resource, l.token)
-	if err != nil {
-		r.client.spawn(func() { r.keepReleasing(l.session, l.resource, l.token, l) })
-		return err
+	// The region must hear of it, or the resource stays held as long as the
+	// session lives: it is told on in the background when ctx ends first.
+	told := make(chan struct{})
+	if !r.client.spawn(func() {
+		defer close(told)
+		r.keepReleasing(l.session, l.resource, l.token, l)
+	}) {
+		return ErrClosed // and the session with it
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.forget(l)
-	return nil
+	select {
+	case <-told:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("release %s (token %s): the region could not be told yet; it is told in the background: %w", l.resource, l.token, context.Cause(ctx))
+	}
 }
 
 // beginRelease ends the belief, before anybody is told. r.mu is held.

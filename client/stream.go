@@ -49,7 +49,7 @@ func (r *region) attach(s *session) (useful bool) {
 	}
 	ctx, cancel := context.WithCancel(s.ctx)
 	defer cancel() // ends the reader
-	stream, err := openStream(ctx, cc, min(s.ttl/4, attemptTimeout))
+	stream, err := openStream(ctx, cc, min(max(s.ttl/8, min(minHung, s.ttl/4)), attemptTimeout))
 	if err != nil {
 		if s.ctx.Err() == nil {
 			r.conns.leave(at, cc, true)

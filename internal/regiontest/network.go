@@ -1,0 +1,209 @@
+package regiontest
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/headlease/headlease/client"
+	"github.com/headlease/headlease/internal/link"
+)
+
+// Network connects clients and regions in memory. It is safe for concurrent
+// use.
+type Network struct {
+	t testing.TB
+
+	mu      sync.Mutex
+	delay   func() time.Duration
+	servers map[string]*Server
+	order   []*Region
+}
+
+// NewNetwork returns a network without regions.
+func NewNetwork(t testing.TB) *Network {
+	return &Network{t: t, servers: map[string]*Server{}}
+}
+
+// Delay makes every read of every connection take so long; nil: no time. Bytes
+// stay in order. delay is called from many goroutines, one at a time.
+func (n *Network) Delay(delay func() time.Duration) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.delay = delay
+}
+
+func (n *Network) wait() {
+	n.mu.Lock()
+	var d time.Duration
+	if n.delay != nil {
+		d = n.delay()
+	}
+	n.mu.Unlock()
+	if d > 0 {
+		time.Sleep(d)
+	}
+}
+
+// Regions are the network's, as a client's configuration has them.
+func (n *Network) Regions() []client.Region {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	out := make([]client.Region, len(n.order))
+	for i, r := range n.order {
+		out[i].Name = r.cfg.Name
+		for _, s := range r.servers {
+			out[i].Servers = append(out[i].Servers, client.Server{Name: s.name, API: s.name})
+		}
+	}
+	return out
+}
+
+// Links makes the connections of a client of that name.
+func (n *Network) Links(name string) *Links {
+	return &Links{network: n, caller: caller("client/" + name)}
+}
+
+// Links makes connections for one caller.
+type Links struct {
+	network *Network
+	caller  caller
+}
+
+// DialGRPC connects to the server that the peer's address names.
+func (l *Links) DialGRPC(_ link.Plane, peer link.Peer, extra ...grpc.DialOption) (*grpc.ClientConn, error) {
+	options := append([]grpc.DialOption{
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDisableServiceConfig(),
+		grpc.WithIdleTimeout(0),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return l.network.dial(ctx, l.caller, peer.Address)
+		}),
+	}, extra...)
+	return grpc.NewClient("passthrough:///"+peer.Address, options...) //nolint:forbidigo // connections in memory, for tests
+}
+
+var errRefused = errors.New("connection refused")
+
+func (n *Network) dial(ctx context.Context, from caller, to string) (net.Conn, error) {
+	n.mu.Lock()
+	s := n.servers[to]
+	n.mu.Unlock()
+	if s == nil {
+		return nil, errRefused
+	}
+	in := s.incoming()
+	if in == nil {
+		return nil, errRefused
+	}
+	a, b := net.Pipe()
+	near := &conn{Conn: a, network: n, gate: &s.gate, closed: make(chan struct{}), remote: caller(to)}
+	far := &conn{Conn: b, network: n, gate: &s.gate, closed: make(chan struct{}), remote: from}
+	select {
+	case in.conns <- far:
+		return near, nil
+	case <-in.closed:
+		return nil, errRefused
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// caller is who is at the other end of a connection, as its address.
+type caller string
+
+func (c caller) Network() string { return "memory" }
+func (c caller) String() string  { return string(c) }
+
+// conn delays what it reads, and holds it while its server is frozen.
+type conn struct {
+	net.Conn
+	network *Network
+	gate    *gate
+	remote  caller
+	once    sync.Once
+	closed  chan struct{}
+}
+
+func (c *conn) RemoteAddr() net.Addr { return c.remote }
+
+func (c *conn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if err == nil {
+		c.network.wait()
+		c.gate.pass(c.closed)
+	}
+	return n, err
+}
+
+func (c *conn) Close() error {
+	c.once.Do(func() { close(c.closed) })
+	return c.Conn.Close()
+}
+
+// gate is open, or holds whoever wants to pass.
+type gate struct {
+	mu   sync.Mutex
+	shut chan struct{}
+}
+
+func (g *gate) pass(unless <-chan struct{}) {
+	for {
+		g.mu.Lock()
+		shut := g.shut
+		g.mu.Unlock()
+		if shut == nil {
+			return
+		}
+		select {
+		case <-shut:
+		case <-unless:
+			return
+		}
+	}
+}
+
+func (g *gate) set(shut bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	switch {
+	case shut && g.shut == nil:
+		g.shut = make(chan struct{})
+	case !shut && g.shut != nil:
+		close(g.shut)
+		g.shut = nil
+	}
+}
+
+// listener hands out the connections made to one run of a server.
+type listener struct {
+	conns  chan net.Conn
+	once   sync.Once
+	closed chan struct{}
+}
+
+func newListener() *listener {
+	return &listener{conns: make(chan net.Conn), closed: make(chan struct{})}
+}
+
+func (l *listener) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.conns:
+		return c, nil
+	case <-l.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (l *listener) Close() error {
+	l.once.Do(func() { close(l.closed) })
+	return nil
+}
+
+func (l *listener) Addr() net.Addr { return caller("listener") }

@@ -1,0 +1,129 @@
+package regiontest
+
+import (
+	"context"
+	"strings"
+	"sync"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/peer"
+
+	"github.com/headlease/headlease/internal/link"
+	"github.com/headlease/headlease/internal/policy"
+	pb "github.com/headlease/headlease/proto/headlease/v1"
+	"github.com/headlease/headlease/region/api"
+)
+
+// Server is one server of a region.
+type Server struct {
+	region *Region
+	name   string
+	gate   gate
+
+	mu    sync.Mutex
+	grpc  *grpc.Server
+	in    *listener
+	done  chan struct{}
+	peers map[string]*grpc.ClientConn
+}
+
+func newServer(r *Region, name string) *Server {
+	return &Server{region: r, name: name, peers: map[string]*grpc.ClientConn{}}
+}
+
+// Name of the server.
+func (s *Server) Name() string { return s.name }
+
+// Freeze lets nothing pass to or from the server; connections stay open.
+func (s *Server) Freeze() { s.gate.set(true) }
+
+// Thaw ends a Freeze: what was held passes now.
+func (s *Server) Thaw() { s.gate.set(false) }
+
+// Start makes the server answer, if it does not.
+func (s *Server) Start() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.grpc != nil {
+		return
+	}
+	r := s.region
+	identify := api.Identify(r.cfg.Name, callerOf)
+	rules := &policy.Enforcer{Table: api.Policy(), Identify: identify}
+	forward := &api.Forwarder{Leader: s.leader, Conn: s.peer, Identify: identify, Local: api.Local()}
+	options := append(rules.ServerOptions(), grpc.ChainUnaryInterceptor(forward.Unary), grpc.ChainStreamInterceptor(forward.Stream))
+	s.grpc, s.in, s.done = grpc.NewServer(options...), newListener(), make(chan struct{})
+	pb.RegisterSessionServiceServer(s.grpc, &api.Sessions{Region: r.cfg.Name, Raft: r, Lessor: r.lessor, Identify: identify})
+	pb.RegisterLeaseServiceServer(s.grpc, &api.Leases{
+		Region: r.cfg.Name, Raft: r, Lessor: r.lessor, Clock: r.cfg.Clock, Addresses: func(string) []string { return nil },
+	})
+	if err := rules.Check(s.grpc); err != nil {
+		panic(err)
+	}
+	go func(g *grpc.Server, in *listener, done chan struct{}) { // ended by Kill
+		defer close(done)
+		_ = g.Serve(in)
+	}(s.grpc, s.in, s.done)
+}
+
+// Kill ends the server and its connections.
+func (s *Server) Kill() {
+	s.mu.Lock()
+	g, done := s.grpc, s.done
+	s.grpc, s.in = nil, nil
+	for name, c := range s.peers {
+		_ = c.Close()
+		delete(s.peers, name)
+	}
+	s.mu.Unlock()
+	if g != nil {
+		g.Stop() // without the lock, which a method in progress may want
+		<-done
+	}
+}
+
+func (s *Server) incoming() *listener {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.in
+}
+
+// leader is the region's, as all its servers know it.
+func (s *Server) leader() (name string, ready bool) {
+	r := s.region
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.leader < 0 {
+		return "", false
+	}
+	l := r.servers[r.leader]
+	return l.name, l == s
+}
+
+func (s *Server) peer(name string) (*grpc.ClientConn, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c := s.peers[name]; c != nil {
+		return c, nil
+	}
+	l := &Links{network: s.region.network, caller: caller("region/" + s.region.cfg.Name + "/" + s.name)}
+	c, err := l.DialGRPC(link.PlaneAPI, link.Peer{Address: name})
+	if err == nil {
+		s.peers[name] = c
+	}
+	return c, err
+}
+
+// callerOf reads who calls from the connection's address.
+func callerOf(ctx context.Context) (policy.Caller, bool) {
+	p, ok := peer.FromContext(ctx)
+	if !ok {
+		return policy.Caller{}, false
+	}
+	name := p.Addr.String()
+	role := policy.Client
+	if strings.HasPrefix(name, "region/") {
+		role = policy.Region
+	}
+	return policy.Caller{Role: role, Name: name}, true
+}
