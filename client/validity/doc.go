@@ -41,9 +41,9 @@
 // # Duties of the shell, in this order
 //
 //  1. One Table per region, under one lock, or owned by one goroutine.
-//  2. Read the clock before taking a message off the connection is wrong, after
-//     it is right: now is when the message is taken. For Keepalive and Acquire
-//     it is the other way round: read the clock before sending.
+//  2. For Keepalive and Acquire read the clock before sending: c must not be
+//     later than the send. For all that takes a message or asks for belief read
+//     it afterwards, as late as possible.
 //  3. StreamOpened for each new Attach call, and only messages of that call
 //     under that id, in the order of arrival. StreamBroken when it ends.
 //  4. RequestBegun before an Acquire is sent; AcquireAnswered with the clock

@@ -27,6 +27,10 @@
 // every reachable state was seen, or stops at its limit of states, and says
 // which.
 //
+// Not explored, but tested beside the packages: clock gaps, drift, several
+// resources and partitions in one session, batches of expiries, planned drains,
+// cancelled requests, and the client's Poll (it only ends beliefs).
+//
 // Each seeded bug breaks one rule by wrapping the parts (nothing in the shipped
 // code knows of it) and must be caught, or the test fails. Seeded random walks
 // with everything switched on go deep where the search goes wide.
