@@ -149,7 +149,7 @@ func (s *Server) openReplica(ctx context.Context) error {
 		return err
 	}
 	s.replica, err = replica.Open(ctx, replica.Config{
-		Name: s.process.Name, Region: s.process.Region, DataDir: s.cfg.DataDir,
+		Name: s.process.Name, Cluster: s.cfg.File.Cluster, Region: s.process.Region, DataDir: s.cfg.DataDir,
 		Stream: s.raftLn, Timing: timing, Clock: s.cfg.Clock, Observer: s, Terms: s.peers,
 		Disk: s.cfg.Faults, Logger: s.cfg.Logger, Exit: s.cfg.Exit,
 	})

@@ -113,7 +113,7 @@ func (a asker) AskTerm(ctx context.Context, server string) (*pb.CurrentTermRespo
 
 func (c *cluster) config(name string) Config {
 	cfg := Config{
-		Name: name, Region: "eu", DataDir: filepath.Join(c.dir, name), Timing: TimingLAN(), Clock: c.clock,
+		Name: name, Cluster: "c", Region: "eu", DataDir: filepath.Join(c.dir, name), Timing: TimingLAN(), Clock: c.clock,
 		Terms: asker{c, name}, Logger: slog.New(slog.DiscardHandler), segmentSize: 256 << 10,
 	}
 	if os.Getenv("REPLICA_TEST_LOG") != "" {

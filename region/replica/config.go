@@ -92,8 +92,8 @@ type Disk interface {
 type Config struct {
 	// Name of this server, unique in the cluster; no slash.
 	Name string
-	// Region that this server belongs to.
-	Region string
+	// Cluster and Region that this server belongs to.
+	Cluster, Region string
 	// DataDir is made if absent. One process at a time.
 	DataDir string
 	// Stream carries Raft between the servers; the Replica closes it. It is
@@ -204,6 +204,7 @@ func (c Config) Validate() error {
 	}
 	bad(c.Name == "", "name: empty; give the server's name from the cluster file")
 	bad(strings.ContainsAny(c.Name, "/ "), "name: %q contains a slash or a space; a Raft id is name/uuid", c.Name)
+	bad(c.Cluster == "", "cluster: empty; give the cluster's name from the cluster file")
 	bad(c.Region == "", "region: empty; give the region's name from the cluster file")
 	bad(c.DataDir == "", "data directory: empty; give a directory that this server alone uses")
 	bad(c.Stream == nil, "stream: nil; give a Raft stream layer")

@@ -30,9 +30,10 @@ const (
 // meta says whose data a directory holds. It is written once, with the
 // directory, and never again: the lock is on this file.
 type meta struct {
-	Format int    `json:"format"`
-	Server string `json:"server"`
-	Region string `json:"region"`
+	Format  int    `json:"format"`
+	Cluster string `json:"cluster"`
+	Region  string `json:"region"`
+	Server  string `json:"server"`
 	// UUID makes the Raft id name/uuid. It must live and die with the data: a
 	// server that comes back without its data must not vote as the one that
 	// voted before [F3].
@@ -46,12 +47,13 @@ type dataDir struct {
 	lock *os.File
 }
 
-// openDataDir checks and locks the directory, making it if it is absent or
-// empty. A refusal changes nothing on disk.
-func openDataDir(path, server, region string) (*dataDir, error) {
+// openDataDir checks that the directory is own's (cluster, region and server)
+// and locks it, making it if it is absent or empty. A refusal changes nothing on
+// disk.
+func openDataDir(path string, own meta) (*dataDir, error) {
 	raw, err := os.ReadFile(filepath.Join(path, metaName))
 	if errors.Is(err, fs.ErrNotExist) {
-		if err := createDataDir(path, server, region); err != nil {
+		if err := createDataDir(path, own); err != nil {
 			return nil, err
 		}
 		raw, err = os.ReadFile(filepath.Join(path, metaName))
@@ -67,12 +69,15 @@ func openDataDir(path, server, region string) (*dataDir, error) {
 	case m.Format != metaFormat:
 		return nil, fmt.Errorf("data directory %s: format %d, this program reads format %d; "+
 			"use the program's version that made it, or an empty directory", path, m.Format, metaFormat)
-	case m.Region != region:
+	case m.Cluster != own.Cluster:
+		return nil, fmt.Errorf("data directory %s: belongs to a server of cluster %q, not %q; "+
+			"give this server its own directory", path, m.Cluster, own.Cluster)
+	case m.Region != own.Region:
 		return nil, fmt.Errorf("data directory %s: belongs to a server of region %q, not %q; "+
-			"give this server its own directory", path, m.Region, region)
-	case m.Server != server:
+			"give this server its own directory", path, m.Region, own.Region)
+	case m.Server != own.Server:
 		return nil, fmt.Errorf("data directory %s: belongs to server %q, not %q; "+
-			"give this server its own directory", path, m.Server, server)
+			"give this server its own directory", path, m.Server, own.Server)
 	}
 	// The meta file is never replaced, so its inode is a good lock.
 	f, err := os.OpenFile(filepath.Join(path, metaName), os.O_RDWR, 0)
@@ -104,7 +109,7 @@ func parseMeta(raw []byte) (meta, error) {
 
 // createDataDir puts a new meta file into an absent or empty directory. Of two
 // processes at the same time, one wins and the other finds its file.
-func createDataDir(path, server, region string) error {
+func createDataDir(path string, m meta) error {
 	list, err := os.ReadDir(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("data directory %s: %w", path, err)
@@ -125,7 +130,8 @@ func createDataDir(path, server, region string) error {
 	if err != nil {
 		return fmt.Errorf("data directory %s: make a uuid: %w", path, err)
 	}
-	raw, err := json.MarshalIndent(meta{Format: metaFormat, Server: server, Region: region, UUID: id.String()}, "", "  ")
+	m.Format, m.UUID = metaFormat, id.String()
+	raw, err := json.MarshalIndent(m, "", "  ")
 	if err != nil {
 		return fmt.Errorf("data directory %s: %w", path, err)
 	}

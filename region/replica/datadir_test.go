@@ -44,7 +44,7 @@ func treeHash(t *testing.T, dir string) string {
 func dirConfig(t *testing.T, dir string) Config {
 	t.Helper()
 	return Config{
-		Name: "eu-1", Region: "eu", DataDir: dir, Stream: newSimNet().listen("eu-1"), Clock: goClock{time.Now()},
+		Name: "eu-1", Cluster: "c", Region: "eu", DataDir: dir, Stream: newSimNet().listen("eu-1"), Clock: goClock{time.Now()},
 		Terms: asker{}, Logger: slog.New(slog.DiscardHandler), segmentSize: 256 << 10,
 	}
 }
@@ -85,6 +85,8 @@ func TestRefusedDirectories(t *testing.T) {
 	}{
 		{"another server", made, func(c *Config) { c.Name = "eu-2" },
 			`data directory DIR: belongs to server "eu-1", not "eu-2"; give this server its own directory`},
+		{"another cluster", made, func(c *Config) { c.Cluster = "d" },
+			`data directory DIR: belongs to a server of cluster "c", not "d"; give this server its own directory`},
 		{"another region", made, func(c *Config) { c.Region = "us" },
 			`data directory DIR: belongs to a server of region "eu", not "us"; give this server its own directory`},
 		{"another format", write(metaName, `{"format":9,"server":"eu-1","region":"eu","uuid":""}`), nil,
@@ -93,7 +95,7 @@ func TestRefusedDirectories(t *testing.T) {
 			`data directory DIR: not empty (notes.txt) and without server.json, so not a server's data; give an empty directory`},
 		{"garbage", write(metaName, "{"), nil,
 			`data directory DIR: server.json: not readable: unexpected EOF; restore it, or use an empty directory`},
-		{"no uuid", write(metaName, `{"format":1,"server":"eu-1","region":"eu","uuid":"x"}`), nil,
+		{"no uuid", write(metaName, `{"format":1,"cluster":"c","server":"eu-1","region":"eu","uuid":"x"}`), nil,
 			`data directory DIR: server.json: uuid "x": invalid UUID length: 1; restore the file, or use an empty directory`},
 		{"in use", func(t *testing.T, dir string) {
 			r := mustOpen(t, dirConfig(t, dir))
@@ -191,7 +193,7 @@ func TestValidateNamesAllFaults(t *testing.T) {
 		t.Fatal("valid")
 	}
 	for _, want := range []string{
-		`name: "a/b" contains a slash`, "region: empty", "data directory: empty", "stream: nil", "clock: nil", "terms: nil",
+		`name: "a/b" contains a slash`, "cluster: empty", "region: empty", "data directory: empty", "stream: nil", "clock: nil", "terms: nil",
 		"timing: election 1ms is under heartbeat 1s", "timing: leader lease 0s is under 5ms", "queue limit: -1",
 	} {
 		if !strings.Contains(err.Error(), want) {

@@ -73,7 +73,7 @@ func Open(ctx context.Context, cfg Config) (*Replica, error) {
 		return nil, err
 	}
 	cfg = cfg.withDefaults()
-	dir, err := openDataDir(cfg.DataDir, cfg.Name, cfg.Region)
+	dir, err := openDataDir(cfg.DataDir, meta{Cluster: cfg.Cluster, Region: cfg.Region, Server: cfg.Name})
 	if err != nil {
 		return nil, err
 	}
