@@ -1,6 +1,7 @@
 package explore
 
 import (
+	"cmp"
 	"flag"
 	"maps"
 	"math/rand/v2"
@@ -98,7 +99,7 @@ func TestRandomWalks(t *testing.T) {
 	o.bug = bug{}.withDefaults()
 	o.terms, o.grants, o.epochs, o.requests, o.breaks = 6, 8, 4, 6, 4
 	walks := max(1, int(600**factor/raceCost))
-	steps, deepest := 0, 0
+	steps, believed, deepest := 0, 0, 0
 	begin := time.Now()
 	for seed := uint64(0); seed < uint64(walks) || *budget > 0 && time.Since(begin) < share(); seed++ {
 		rng := rand.New(rand.NewPCG(seed, 3))
@@ -110,28 +111,41 @@ func TestRandomWalks(t *testing.T) {
 		w := held(&o)
 		var trace []string
 		for range 80 {
-			var next *world
 			var took step
-			n := 0
-			w.successors(func(s step, to *world) {
-				if n++; rng.IntN(n) == 0 {
-					next, took = to, s
-				}
-			})
-			if next == nil {
-				break
-			}
-			w = next
-			w.normalise()
+			w, took = w.walk(rng)
 			trace = append(trace, took.String())
 			steps++
+			if w.believes(0) || w.believes(1) {
+				believed++
+			}
 			if v := w.violation(); v != "" {
 				t.Fatalf("walk %d: %s: %s", seed, v, strings.Join(trace, " → "))
 			}
 		}
 		deepest = max(deepest, len(trace))
 	}
-	t.Logf("%d steps in walks of up to %d", steps, deepest)
+	t.Logf("%d steps in walks of up to %d; in %d of them somebody believes", steps, deepest, believed)
+	if believed == 0 {
+		t.Error("nobody ever believes: the walks show nothing")
+	}
+}
+
+// rare steps end beliefs; the others make them.
+var rare = map[string]float64{"tick": 0.4, "leader": 0.2, "revoke": 0.3, "taken": 0.3, "break": 0.1, "release": 0.3}
+
+// walk takes one random step.
+func (w *world) walk(rng *rand.Rand) (*world, step) {
+	var next *world
+	var took step
+	total := 0.0
+	w.successors(func(s step, to *world) {
+		weight := cmp.Or(rare[s.op], 1)
+		if total += weight; rng.Float64()*total < weight {
+			next, took = to, s
+		}
+	})
+	next.normalise()
+	return next, took
 }
 
 // where each bug shows: the smallest slice.
