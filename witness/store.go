@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -43,9 +44,14 @@ var (
 	// runs on an old copy of its data, or twice [F5].
 	keyLife          = []byte("life")
 	keyPrevious      = []byte("previous_life")
+	keyLives         = []byte("lives")
 	keyWrites        = []byte("writes")
 	keyConfiguration = []byte("configuration")
 )
+
+// maxLives bounds the lives that are remembered, 8 bytes each: a region that
+// has not heard of this witness for more starts takes its data for another's.
+const maxLives = 4096
 
 // storeConfig names whose data is meant.
 type storeConfig struct {
@@ -58,7 +64,10 @@ type storeConfig struct {
 type identity struct {
 	incarnation    register.Incarnation
 	life, previous uint64
-	writes         uint64
+	// lives are all of this data's that are remembered, oldest first, the
+	// present one last.
+	lives  []uint64
+	writes uint64
 }
 
 // contents is everything that was durable when the store was opened.
@@ -170,6 +179,8 @@ func (s *store) begin(c storeConfig) (contents, error) {
 		got.incarnation = register.Incarnation(randomID())
 	}
 	got.previous, got.life = got.life, randomID()
+	got.lives = append(got.lives, got.life)
+	got.lives = got.lives[max(0, len(got.lives)-maxLives):]
 	got.writes++
 	err = s.update("begin", func(tx *bolt.Tx) error {
 		meta, err := tx.CreateBucketIfNotExists(bucketMeta)
@@ -182,7 +193,8 @@ func (s *store) begin(c storeConfig) (contents, error) {
 		return errors.Join(
 			meta.Put(keyFormat, number(storeFormat)), meta.Put(keyName, []byte(c.name)), meta.Put(keyCluster, []byte(c.cluster)),
 			meta.Put(keyIncarnation, number(uint64(got.incarnation))),
-			meta.Put(keyLife, number(got.life)), meta.Put(keyPrevious, number(got.previous)), meta.Put(keyWrites, number(got.writes)))
+			meta.Put(keyLife, number(got.life)), meta.Put(keyPrevious, number(got.previous)),
+			meta.Put(keyLives, numbers(got.lives)), meta.Put(keyWrites, number(got.writes)))
 	})
 	if err == nil && fresh {
 		err = errors.Join(syncDirectory(filepath.Dir(s.path)), syncDirectory(filepath.Dir(filepath.Dir(s.path))))
@@ -211,6 +223,7 @@ func (s *store) read(tx *bolt.Tx, meta *bolt.Bucket, got *contents) error {
 	got.incarnation = register.Incarnation(readNumber(meta, keyIncarnation))
 	got.life, got.previous = readNumber(meta, keyLife), readNumber(meta, keyPrevious)
 	got.writes = readNumber(meta, keyWrites)
+	got.lives = readNumbers(meta, keyLives)
 	if raw := meta.Get(keyConfiguration); raw != nil {
 		got.configuration = &pb.ClusterConfiguration{}
 		if err := proto.Unmarshal(raw, got.configuration); err != nil {
@@ -295,6 +308,24 @@ func readNumber(b *bolt.Bucket, key []byte) uint64 {
 		return 0
 	}
 	return binary.BigEndian.Uint64(raw)
+}
+
+func numbers(ns []uint64) []byte {
+	raw := make([]byte, 0, 8*len(ns))
+	for _, n := range ns {
+		raw = binary.BigEndian.AppendUint64(raw, n)
+	}
+	return raw
+}
+
+func readNumbers(b *bolt.Bucket, key []byte) []uint64 {
+	var ns []uint64
+	for raw := range slices.Chunk(b.Get(key), 8) {
+		if len(raw) == 8 {
+			ns = append(ns, binary.BigEndian.Uint64(raw))
+		}
+	}
+	return ns
 }
 
 // randomID is never 0, which means none.

@@ -172,6 +172,13 @@ func (v *voter) state(round uint64) *pb.VoterState {
 	}
 }
 
+// answering is the state with what a candidate asks about this data's line.
+func (v *voter) answering(h *pb.VoteHeader) *pb.VoterState {
+	st := v.state(h.GetRound())
+	st.Continues = h.GetSeenLife() != 0 && slices.Contains(v.self.lives, h.GetSeenLife())
+	return st
+}
+
 // outcome is what became of one partition's item.
 type outcome struct {
 	partition string
@@ -220,7 +227,7 @@ func (v *voter) prepare(ctx context.Context, req *pb.PrepareRequest) (*pb.Prepar
 	if err := v.commit(changes); err != nil {
 		return nil, err
 	}
-	resp := &pb.PrepareResponse{State: v.state(req.GetHeader().GetRound())}
+	resp := &pb.PrepareResponse{State: v.answering(req.GetHeader())}
 	now = v.clock.Now()
 	for _, o := range outcomes {
 		resp.Answers = append(resp.Answers, register.PrepareAnswerOf(o.partition, v.registers[o.partition], now, o.rule, o.verdict))
@@ -268,7 +275,7 @@ func (v *voter) accept(ctx context.Context, req *pb.AcceptRequest) (*pb.AcceptRe
 	if err := v.commit(changes); err != nil {
 		return nil, err
 	}
-	resp := &pb.AcceptResponse{State: v.state(req.GetHeader().GetRound())}
+	resp := &pb.AcceptResponse{State: v.answering(req.GetHeader())}
 	now := v.clock.Now()
 	for _, o := range outcomes {
 		resp.Answers = append(resp.Answers, register.AcceptAnswerOf(o.partition, v.registers[o.partition], now, o.rule))

@@ -292,6 +292,36 @@ func TestF5LivesAndWritesShowOldData(t *testing.T) {
 	}
 }
 
+// TestF5EveryEarlierLifeIsOfTheLine: a region that last asked many restarts
+// ago still finds the life it knows; a copy's later lives are strangers to the
+// original.
+func TestF5EveryEarlierLifeIsOfTheLine(t *testing.T) {
+	r := newRig(t)
+	lives := []uint64{r.state(0).GetLife()}
+	dir := r.dir
+	for range 3 {
+		dir = copyData(t, dir)
+		again := start(t, dir, &disk{})
+		if err := again.store.close(); err != nil {
+			t.Fatal(err)
+		}
+		lives = append(lives, again.state(0).GetLife())
+		for _, life := range lives {
+			if !again.answering(&pb.VoteHeader{SeenLife: life}).GetContinues() {
+				t.Errorf("after %d starts life %x of %x is not of the line", len(lives), life, lives)
+			}
+		}
+		for _, strange := range []uint64{0, 12345} {
+			if again.answering(&pb.VoteHeader{SeenLife: strange}).GetContinues() {
+				t.Errorf("life %x is of the line", strange)
+			}
+		}
+	}
+	if r.answering(&pb.VoteHeader{SeenLife: lives[3]}).GetContinues() {
+		t.Error("the original knows a life of its copy")
+	}
+}
+
 // copyData is what a crash at this moment leaves behind.
 func copyData(t testing_, dir string) string {
 	t.Helper()

@@ -492,7 +492,10 @@ func TestF15NoEffectBelowACompletedClaim(t *testing.T) {
 			for i := range 5 {
 				token := tok(fence.Epoch(i+1), fence.Seq(holder+1))
 				if err := g.Claim(t.Context(), "lock/a", token); err == nil {
-					for old := claimed.Load(); old < uint64(token) && !claimed.CompareAndSwap(old, uint64(token)); old = claimed.Load() {
+					for old := claimed.Load(); old < uint64(token); old = claimed.Load() {
+						if claimed.CompareAndSwap(old, uint64(token)) {
+							break
+						}
 					}
 				}
 				for range 3 {

@@ -40,7 +40,9 @@ func startLoad(t *testing.T, clients []*client.Client, locks int, seed uint64) *
 	t.Cleanup(cancel)
 	for i, c := range clients {
 		for k := range locks {
-			l.wg.Go(func() { l.worker(ctx, c, fmt.Sprintf("lock/load-%d", k), rand.New(rand.NewPCG(seed, uint64(i*1000+k)))) })
+			l.wg.Go(func() {
+				l.worker(ctx, c, fmt.Sprintf("lock/load-%d", k), rand.New(rand.NewPCG(seed, uint64(i*1000+k))))
+			})
 		}
 	}
 	return l

@@ -2,6 +2,7 @@ package link
 
 import (
 	"context"
+	"errors"
 	"net"
 	"time"
 
@@ -21,6 +22,8 @@ func ServeGRPC(ctx context.Context, server *grpc.Server, listener net.Listener, 
 	force := time.AfterFunc(grace, server.Stop)
 	defer force.Stop()
 	server.GracefulStop() // returns at once when Stop cuts in
-	<-done
+	if err := <-done; !errors.Is(err, grpc.ErrServerStopped) {
+		return err
+	}
 	return nil
 }

@@ -262,7 +262,7 @@ func TestF30AHangingDiskEndsTheProcess(t *testing.T) {
 	if code := p.cmd.ProcessState.ExitCode(); code != 3 || !strings.Contains(p.log.String(), "the witness's disk hangs") {
 		t.Errorf("exit %d\n%s", code, p.log)
 	}
-	p = s.spawn(t, s.args()...)
+	s.spawn(t, s.args()...)
 	if d, err = admin.DescribeVoter(ctx, &pb.DescribeVoterRequest{}); err != nil || d.GetConfiguration() != nil {
 		t.Errorf("started again: %v, %v", d, err)
 	}
