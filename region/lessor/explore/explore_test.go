@@ -47,8 +47,8 @@ func scaled(o options) options {
 	return o
 }
 
-// mostStates of a slice that is limited by time: about 8 GB.
-const mostStates = 2_500_000
+// mostStates of a slice that is limited by time: some GB.
+const mostStates = 1_000_000
 
 // share of the budget for a slice, or for the walks.
 func share() time.Duration { return *budget / time.Duration(len(slicesOf)+1) }
@@ -75,6 +75,7 @@ var slicesOf = map[string]options{
 
 func TestMain(m *testing.M) {
 	debug.SetGCPercent(400) // the frontier lives long
+	debug.SetMemoryLimit(2 << 30)
 	os.Exit(m.Run())
 }
 
