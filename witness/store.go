@@ -223,7 +223,9 @@ func (s *store) read(tx *bolt.Tx, meta *bolt.Bucket, got *contents) error {
 	got.incarnation = register.Incarnation(readNumber(meta, keyIncarnation))
 	got.life, got.previous = readNumber(meta, keyLife), readNumber(meta, keyPrevious)
 	got.writes = readNumber(meta, keyWrites)
-	got.lives = readNumbers(meta, keyLives)
+	if got.lives = readNumbers(meta, keyLives); len(got.lives) == 0 {
+		got.lives = []uint64{got.life} // written before lives were kept
+	}
 	if raw := meta.Get(keyConfiguration); raw != nil {
 		got.configuration = &pb.ClusterConfiguration{}
 		if err := proto.Unmarshal(raw, got.configuration); err != nil {

@@ -75,9 +75,6 @@ func run(ctx context.Context, f flags, file clusterfile.File, insecure bool, log
 		return err
 	}
 	cfg.Logger = log
-	if cfg.Faults, err = fault.Startup(f.faults, f.drills); err != nil {
-		return err
-	}
 	defer cfg.Faults.Close()
 	if cfg.Clock, err = clock.NewSystem(); err != nil {
 		return err
@@ -121,6 +118,9 @@ func configure(f flags, file clusterfile.File, insecure bool) (witness.Config, e
 		if cfg.Credentials, err = pki.Load(pki.LoadConfig{Dir: file.Certs, Want: want, Gossip: true}); err != nil {
 			errs = append(errs, fmt.Errorf("certs: %w", err))
 		}
+	}
+	if cfg.Faults, err = fault.Startup(f.faults, f.drills); err != nil {
+		errs = append(errs, err)
 	}
 	return cfg, errors.Join(errs...)
 }

@@ -103,7 +103,9 @@ type VoteHeader struct {
 	Candidate            string                 `protobuf:"bytes,3,opt,name=candidate,proto3" json:"candidate,omitempty"`
 	CandidateIncarnation uint64                 `protobuf:"fixed64,4,opt,name=candidate_incarnation,json=candidateIncarnation,proto3" json:"candidate_incarnation,omitempty"`
 	// The candidate's round number, echoed: an answer counts only for its round.
-	Round         uint64 `protobuf:"varint,5,opt,name=round,proto3" json:"round,omitempty"`
+	Round uint64 `protobuf:"varint,5,opt,name=round,proto3" json:"round,omitempty"`
+	// The last life that the candidate has seen of the voter asked; 0: none.
+	SeenLife      uint64 `protobuf:"fixed64,6,opt,name=seen_life,json=seenLife,proto3" json:"seen_life,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -173,6 +175,13 @@ func (x *VoteHeader) GetRound() uint64 {
 	return 0
 }
 
+func (x *VoteHeader) GetSeenLife() uint64 {
+	if x != nil {
+		return x.SeenLife
+	}
+	return 0
+}
+
 // VoterState is on every vote answer. A region does not count a vote whose
 // line of lives or count of writes went backwards.
 type VoterState struct {
@@ -183,7 +192,11 @@ type VoterState struct {
 	Life         uint64 `protobuf:"fixed64,3,opt,name=life,proto3" json:"life,omitempty"`
 	PreviousLife uint64 `protobuf:"fixed64,4,opt,name=previous_life,json=previousLife,proto3" json:"previous_life,omitempty"`
 	// Durable writes so far; a region's applied index.
-	Writes        uint64 `protobuf:"varint,5,opt,name=writes,proto3" json:"writes,omitempty"`
+	Writes uint64 `protobuf:"varint,5,opt,name=writes,proto3" json:"writes,omitempty"`
+	// The header's seen_life is this life or an earlier one of the same data. The
+	// previous life alone would not tell: a candidate may not have asked for many
+	// restarts.
+	Continues     bool `protobuf:"varint,6,opt,name=continues,proto3" json:"continues,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -251,6 +264,13 @@ func (x *VoterState) GetWrites() uint64 {
 		return x.Writes
 	}
 	return 0
+}
+
+func (x *VoterState) GetContinues() bool {
+	if x != nil {
+		return x.Continues
+	}
+	return false
 }
 
 type PrepareRequest struct {
@@ -1020,7 +1040,7 @@ var File_headlease_v1_vote_proto protoreflect.FileDescriptor
 
 const file_headlease_v1_vote_proto_rawDesc = "" +
 	"\n" +
-	"\x17headlease/v1/vote.proto\x12\fheadlease.v1\x1a\x18headlease/v1/types.proto\"\xbb\x01\n" +
+	"\x17headlease/v1/vote.proto\x12\fheadlease.v1\x1a\x18headlease/v1/types.proto\"\xd8\x01\n" +
 	"\n" +
 	"VoteHeader\x12\x1d\n" +
 	"\n" +
@@ -1028,14 +1048,16 @@ const file_headlease_v1_vote_proto_rawDesc = "" +
 	"\x0econfig_version\x18\x02 \x01(\x04R\rconfigVersion\x12\x1c\n" +
 	"\tcandidate\x18\x03 \x01(\tR\tcandidate\x123\n" +
 	"\x15candidate_incarnation\x18\x04 \x01(\x06R\x14candidateIncarnation\x12\x14\n" +
-	"\x05round\x18\x05 \x01(\x04R\x05round\"\x9e\x01\n" +
+	"\x05round\x18\x05 \x01(\x04R\x05round\x12\x1b\n" +
+	"\tseen_life\x18\x06 \x01(\x06R\bseenLife\"\xbc\x01\n" +
 	"\n" +
 	"VoterState\x12)\n" +
 	"\x05voter\x18\x01 \x01(\v2\x13.headlease.v1.VoterR\x05voter\x12\x14\n" +
 	"\x05round\x18\x02 \x01(\x04R\x05round\x12\x12\n" +
 	"\x04life\x18\x03 \x01(\x06R\x04life\x12#\n" +
 	"\rprevious_life\x18\x04 \x01(\x06R\fpreviousLife\x12\x16\n" +
-	"\x06writes\x18\x05 \x01(\x04R\x06writes\"\xa2\x01\n" +
+	"\x06writes\x18\x05 \x01(\x04R\x06writes\x12\x1c\n" +
+	"\tcontinues\x18\x06 \x01(\bR\tcontinues\"\xa2\x01\n" +
 	"\x0ePrepareRequest\x120\n" +
 	"\x06header\x18\x01 \x01(\v2\x18.headlease.v1.VoteHeaderR\x06header\x12,\n" +
 	"\x06ballot\x18\x02 \x01(\v2\x14.headlease.v1.BallotR\x06ballot\x12\x10\n" +
