@@ -1,0 +1,101 @@
+package telemetry
+
+// Metric names. Units are the base units of Prometheus: seconds, bytes; a
+// counter ends in _total.
+const (
+	// Every process.
+
+	BuildInfo = "headlease_build_info"
+
+	// A region server: its replica.
+
+	RaftLeader           = "headlease_raft_leader"
+	RaftTerm             = "headlease_raft_term"
+	RaftCommitIndex      = "headlease_raft_commit_index"
+	RaftAppliedIndex     = "headlease_raft_applied_index"
+	RaftLastIndex        = "headlease_raft_last_index"
+	RaftContactSeconds   = "headlease_raft_last_contact_seconds"
+	RaftVoters           = "headlease_raft_voters"
+	RaftInitialised      = "headlease_raft_initialised"
+	ProposalsQueued      = "headlease_proposals_queued"
+	ProposalsInFlight    = "headlease_proposals_in_flight"
+	Proposals            = "headlease_proposals_total"
+	LeadershipChecks     = "headlease_leadership_checks_total"
+	LeadershipCheckTime  = "headlease_leadership_check_seconds"
+	PulseAge             = "headlease_pulse_age_seconds"
+	StoreWriteTime       = "headlease_store_write_seconds"
+	StoreWriteFailures   = "headlease_store_write_failures_total"
+	Sessions             = "headlease_sessions"
+	Leases               = "headlease_leases"
+	Waiters              = "headlease_waiters"
+	Resources            = "headlease_resources"
+	SessionsOpened       = "headlease_sessions_opened_total"
+	SessionsClosed       = "headlease_sessions_closed_total"
+	Grants               = "headlease_grants_total"
+	LeasesEnded          = "headlease_leases_ended_total"
+	Revocations          = "headlease_revocations_total"
+	WaitersEnqueued      = "headlease_waiters_enqueued_total"
+	WaitersEnded         = "headlease_waiters_ended_total"
+	KeepalivesAcked      = "headlease_keepalives_acked_total"
+	StreamsOpen          = "headlease_streams_open"
+	StreamsSlowClosed    = "headlease_streams_slow_closed_total"
+	ForwardedCalls       = "headlease_forwarded_calls_total"
+	HeadLeaseHeld        = "headlease_head_lease_held"
+	HeadLeaseSecondsLeft = "headlease_head_lease_left_seconds"
+	PartitionEpoch       = "headlease_partition_epoch"
+	Terms                = "headlease_terms_total"
+	Campaigns            = "headlease_campaigns_total"
+	Promotions           = "headlease_promotions_total"
+	Resumptions          = "headlease_resumptions_total"
+	Drops                = "headlease_drops_total"
+	Lapses               = "headlease_lapses_total"
+	Renewals             = "headlease_head_lease_renewals_total"
+	VotesAskedTime       = "headlease_votes_asked_seconds"
+	VotesAskedFailures   = "headlease_votes_asked_failures_total"
+
+	// A voter, region or witness.
+
+	VotesAnswered = "headlease_votes_answered_total"
+
+	// A witness.
+
+	WitnessConfigured = "headlease_witness_configured"
+	WitnessRegisters  = "headlease_witness_registers"
+	WitnessWrites     = "headlease_witness_writes_total"
+
+	// The failure detector.
+
+	DetectorPhi       = "headlease_detector_phi"
+	DetectorVerdict   = "headlease_detector_verdict"
+	DetectorSilence   = "headlease_detector_silence_seconds"
+	DetectorMembers   = "headlease_detector_members"
+	DetectorRoundTrip = "headlease_detector_round_trip_seconds"
+	HeartbeatsHeard   = "headlease_heartbeats_heard_total"
+	HeartbeatsSent    = "headlease_heartbeats_sent_total"
+	GossipIgnored     = "headlease_gossip_ignored_total"
+)
+
+// Label names.
+const (
+	LabelCode      = "code"
+	LabelMethod    = "method"
+	LabelPartition = "partition"
+	LabelPeer      = "peer"
+	LabelPlane     = "plane"
+	LabelReason    = "reason"
+	LabelRegion    = "region"
+	LabelResult    = "result"
+	LabelRule      = "rule"
+	LabelVerdict   = "verdict"
+	LabelVersion   = "version"
+	LabelVoter     = "voter"
+	LabelLane      = "lane"
+	LabelOp        = "op"
+	LabelVia       = "via"
+)
+
+// Seconds are the buckets of latencies inside a region, on disk and between
+// regions: 0.1 ms to 5 s.
+func Seconds() []float64 {
+	return []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5}
+}
