@@ -2,7 +2,6 @@ package run
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"sync"
 	"time"
@@ -66,6 +65,9 @@ type Config struct {
 	Logger *slog.Logger
 }
 
+// minPause keeps a proposer that is always due from turning into a busy loop.
+const minPause = time.Millisecond
+
 // Shell runs the campaigns of a region. It is safe for concurrent use.
 type Shell struct {
 	cfg  Config
@@ -74,17 +76,24 @@ type Shell struct {
 	wake chan struct{}
 	work sync.WaitGroup
 
-	mu       sync.Mutex
-	closed   bool
-	term     uint64
-	leader   *campaign.Leader // nil: not leading, or not configured yet
-	ctx      context.Context  // of the term
-	cancel   context.CancelFunc
+	mu     sync.Mutex
+	closed bool
+	term   uint64
+	ctx    context.Context // of the term
+	cancel context.CancelFunc
+	// leader is nil while not leading, not configured yet, or while a command
+	// of the term's earlier proposer is on its way.
+	leader *campaign.Leader
+	// asking is the context of the leader's questions; they end with it.
+	asking   context.Context
+	dismiss  context.CancelFunc
+	commands int // on their way in this term
 	config   *pb.ClusterConfiguration
 	self     register.Region
 	verdicts map[string]register.Verdict
 	stale    bool
-	lives    map[string]life
+	lives    map[string]life // as seen last
+	recorded map[string]life // as committed, or on their way to be; writes 0
 }
 
 // New returns a shell that leads nothing yet.
@@ -108,15 +117,18 @@ func (s *Shell) Begin(term uint64, view state.View) {
 	if s.closed {
 		return
 	}
-	s.term = term
+	s.term, s.commands = term, 0
 	s.ctx, s.cancel = context.WithCancel(s.base)
+	s.lives, _ = livesOf(view)
 	s.build(view)
 }
 
-// build makes the proposer if the region is configured. s.mu is held.
+// build makes the proposer if the region is configured. It reads what is live
+// from the view, so nothing may be on its way that changes that behind its
+// back. s.mu is held.
 func (s *Shell) build(view state.View) {
 	conf := view.Configuration()
-	if conf == nil || !view.Initialised() {
+	if conf == nil || !view.Initialised() || s.commands > 0 {
 		return
 	}
 	s.config = conf
@@ -146,9 +158,10 @@ func (s *Shell) build(view state.View) {
 		return
 	}
 	s.leader = leader
+	s.asking, s.dismiss = context.WithCancel(s.ctx)
 	s.verdicts = map[string]register.Verdict{}
 	s.stale = false
-	s.lives = livesOf(view)
+	_, s.recorded = livesOf(view)
 	s.kick()
 }
 
@@ -166,7 +179,31 @@ func (s *Shell) end() {
 	if s.cancel != nil {
 		s.cancel()
 	}
-	s.term, s.leader, s.ctx, s.cancel = 0, nil, nil, nil
+	s.forget()
+	s.term, s.ctx, s.cancel = 0, nil, nil
+}
+
+// forget gives the proposer up: what its questions bring from now on is
+// nobody's. s.mu is held.
+func (s *Shell) forget() {
+	if s.dismiss != nil {
+		s.dismiss()
+	}
+	s.leader, s.asking, s.dismiss = nil, nil, nil
+}
+
+// renew makes the term's proposer anew, once all commands of the present one
+// have come to an end. Its head leases are given up. s.mu is held.
+func (s *Shell) renew() {
+	if s.leader != nil {
+		for _, st := range s.leader.Explain(s.cfg.Clock.Now()) {
+			if st.Held != 0 {
+				s.cfg.Heads.Lapsed(st.Partition, st.Held)
+			}
+		}
+	}
+	s.forget()
+	s.build(s.cfg.Raft.View())
 }
 
 // Applied feeds the events of an applied entry, in order, from the FSM
@@ -180,7 +217,7 @@ func (s *Shell) Applied(events []state.Event) {
 	for _, e := range events {
 		switch e := e.(type) {
 		case state.Configured:
-			s.build(s.cfg.Raft.View())
+			s.renew()
 		case state.RegisterChanged:
 			if s.leader != nil {
 				s.perform(s.leader.RegisterChanged(s.cfg.Clock.Now(), e.Partition, e.Record))
@@ -197,15 +234,7 @@ func (s *Shell) ClockGap() {
 	if s.leader == nil {
 		return
 	}
-	for _, st := range s.leader.Explain(s.cfg.Clock.Now()) {
-		if st.Held != 0 {
-			s.cfg.Heads.Lapsed(st.Partition, st.Held)
-		}
-	}
-	s.leader = nil
-	s.cancel()
-	s.ctx, s.cancel = context.WithCancel(s.base)
-	s.build(s.cfg.Raft.View())
+	s.renew()
 }
 
 // Explain says what goes on per partition; nil while this server does not
@@ -259,7 +288,7 @@ func (s *Shell) tick() time.Duration {
 		}
 	}
 	s.perform(s.leader.Tick(now))
-	return min(s.cfg.Poll, max(0, s.leader.Next().Sub(now)))
+	return min(s.cfg.Poll, max(minPause, s.leader.Next().Sub(now)))
 }
 
 // look tells the leader when the pulse turns stale or fresh. s.mu is held.
@@ -277,11 +306,11 @@ func (s *Shell) kick() {
 	}
 }
 
-// step feeds one input to the leader of the term it belongs to.
-func (s *Shell) step(term uint64, input func(l *campaign.Leader, now instant.Instant) []campaign.Effect) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.leader == nil || s.term != term {
+// step feeds one input to the leader it belongs to, and to no other: each
+// counts its rounds from 1, so an answer to a round of the one before would
+// count for a round of the same number that began after it. s.mu is held.
+func (s *Shell) step(leader *campaign.Leader, input func(l *campaign.Leader, now instant.Instant) []campaign.Effect) {
+	if s.leader != leader {
 		return
 	}
 	now := s.cfg.Clock.Now()
@@ -295,13 +324,13 @@ func (s *Shell) perform(effects []campaign.Effect) {
 	for _, e := range effects {
 		switch e := e.(type) {
 		case campaign.SendPrepare:
-			req := &pb.PrepareRequest{Header: s.header(e.Round), Ballot: e.Ballot.Proto(), Dry: e.Dry, Partitions: e.Partitions}
+			req := &pb.PrepareRequest{Header: s.header(e.Voter, e.Round), Ballot: e.Ballot.Proto(), Dry: e.Dry, Partitions: e.Partitions}
 			s.send(e.Voter, e.Round, func(ctx context.Context, v Voter) (answered, error) {
 				res, err := v.Prepare(ctx, req)
 				return prepareAnswer(res), err
 			})
 		case campaign.SendAccept:
-			req := &pb.AcceptRequest{Header: s.header(e.Round)}
+			req := &pb.AcceptRequest{Header: s.header(e.Voter, e.Round)}
 			for _, it := range e.Items {
 				req.Items = append(req.Items, &pb.AcceptItem{Partition: it.Partition, Ballot: it.Ballot.Proto(), Value: it.Value.Proto()})
 			}
@@ -316,11 +345,11 @@ func (s *Shell) perform(effects []campaign.Effect) {
 				},
 				func(l *campaign.Leader, now instant.Instant) []campaign.Effect { return l.ReserveFailed(now, e.ID) })
 		case campaign.Adopt:
-			s.cfg.Logger.Info("promoted", "partition", e.Partition, "epoch", e.Epoch, "ballot", e.Ballot.String())
 			s.propose(&pb.Command{Term: s.term, Kind: &pb.Command_Adopt{Adopt: &pb.AdoptCommand{
 				Partition: e.Partition, Epoch: uint32(e.Epoch), Ballot: e.Ballot.Proto(),
 			}}},
 				func(l *campaign.Leader, now instant.Instant, _ *pb.CommandResult) []campaign.Effect {
+					s.cfg.Logger.Info("promoted", "partition", e.Partition, "epoch", e.Epoch, "ballot", e.Ballot.String())
 					return l.Adopted(now, e.Partition, e.Epoch)
 				},
 				func(l *campaign.Leader, now instant.Instant) []campaign.Effect {
@@ -344,32 +373,47 @@ func (s *Shell) perform(effects []campaign.Effect) {
 	}
 }
 
-func (s *Shell) header(round uint64) *pb.VoteHeader {
+func (s *Shell) header(voter campaign.Voter, round uint64) *pb.VoteHeader {
 	return &pb.VoteHeader{
+		SeenLife:  s.lives[voter.ID].life,
 		ClusterId: s.config.GetClusterId(), ConfigVersion: s.config.GetVersion(),
 		Candidate: s.self.Name, CandidateIncarnation: uint64(s.self.Incarnation), Round: round,
 	}
 }
 
-// propose commits a command in a goroutine of the term. An unknown outcome is
-// told to nobody: it comes with the end of the term.
+// propose commits a command in a goroutine of the term and then calls done or
+// failed, under the lock. An unknown outcome is told to nobody: it comes with the
+// end of the term. s.mu is held.
 func (s *Shell) propose(cmd *pb.Command,
 	done func(*campaign.Leader, instant.Instant, *pb.CommandResult) []campaign.Effect,
 	failed func(*campaign.Leader, instant.Instant) []campaign.Effect,
 ) {
-	term, ctx := s.term, s.ctx
+	term, ctx, leader := s.term, s.ctx, s.leader
+	s.commands++
 	s.work.Go(func() {
 		res, err := s.cfg.Raft.ProposeUrgent(ctx, cmd)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.term != term {
+			return
+		}
 		switch {
 		case err == nil && res.GetError() == nil:
-			s.step(term, func(l *campaign.Leader, now instant.Instant) []campaign.Effect { return done(l, now, res) })
+			s.commands--
+			s.step(leader, func(l *campaign.Leader, now instant.Instant) []campaign.Effect { return done(l, now, res) })
 		case err == nil, s.cfg.NeverApplied(err):
 			if err == nil {
 				s.cfg.Logger.Warn("command refused", "command", protoName(cmd), "reason", res.GetError())
 			}
-			s.step(term, failed)
-		case !errors.Is(err, context.Canceled):
+			s.commands--
+			s.step(leader, failed)
+		default:
+			// It stays on its way until the term is over.
 			s.cfg.Logger.Warn("command with unknown outcome", "command", protoName(cmd), "error", err)
+			return
+		}
+		if s.leader == nil {
+			s.build(s.cfg.Raft.View())
 		}
 	})
 }

@@ -54,10 +54,10 @@ func ruleOf(r *pb.Refusal) register.Rule {
 	return register.RuleOf(r.GetRule())
 }
 
-// send asks a voter in a goroutine of the term and asks again, with patience,
+// send asks a voter in a goroutine of the leader and asks again, with patience,
 // as long as the round is open. s.mu is held.
 func (s *Shell) send(voter campaign.Voter, round uint64, ask func(context.Context, Voter) (answered, error)) {
-	term, ctx := s.term, s.ctx
+	leader, ctx := s.leader, s.asking
 	target, own := s.cfg.Own, voter.ID == "region/"+s.self.Name
 	if !own {
 		if target = s.cfg.Remote.Voter(voter.ID); target == nil {
@@ -72,7 +72,7 @@ func (s *Shell) send(voter campaign.Voter, round uint64, ask func(context.Contex
 			a, err := ask(attempt, target)
 			cancel()
 			if err == nil {
-				s.answer(term, voter, round, own, seen, a)
+				s.answer(leader, voter, round, own, seen, a)
 				return
 			}
 			s.cfg.Logger.Debug("vote unanswered", "voter", voter.ID, "round", round, "error", err)
@@ -81,29 +81,31 @@ func (s *Shell) send(voter campaign.Voter, round uint64, ask func(context.Contex
 				return
 			case <-time.After(wait):
 			}
-			if !s.open(term, round) {
+			if !s.open(leader, round) {
 				return
 			}
 		}
 	})
 }
 
-func (s *Shell) open(term, round uint64) bool {
+func (s *Shell) open(leader *campaign.Leader, round uint64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.term == term && s.leader != nil && s.leader.Open(round)
+	return s.leader == leader && leader.Open(round)
 }
 
-func (s *Shell) answer(term uint64, voter campaign.Voter, round uint64, own bool, seen life, a answered) {
+func (s *Shell) answer(leader *campaign.Leader, voter campaign.Voter, round uint64, own bool, seen life, a answered) {
 	st := a.state
 	if st.GetVoter().GetId() != voter.ID || st.GetRound() != round {
 		s.cfg.Logger.Warn("vote of another voter or round", "asked", voter.ID, "round", round, "answered", st.GetVoter().GetId(), "its-round", st.GetRound())
 		return
 	}
-	if !own && !s.lived(term, voter, seen, st) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.leader != leader || (!own && !s.lived(voter, seen, st)) {
 		return
 	}
-	s.step(term, func(l *campaign.Leader, now instant.Instant) []campaign.Effect {
+	s.step(leader, func(l *campaign.Leader, now instant.Instant) []campaign.Effect {
 		return a.feed(l, now, voter.ID, register.Incarnation(st.GetVoter().GetIncarnation()), round)
 	})
 }
@@ -115,57 +117,64 @@ type life struct {
 	life, writes uint64
 }
 
-func livesOf(view state.View) map[string]life {
-	lives := map[string]life{}
+// livesOf returns what the view has of the voters, with and without their
+// writes.
+func livesOf(view state.View) (lives, recorded map[string]life) {
+	lives, recorded = map[string]life{}, map[string]life{}
 	for v := range view.Voters() {
 		lives[v.ID] = life{v.Incarnation, v.Life, v.Writes}
+		recorded[v.ID] = life{incarnation: v.Incarnation, life: v.Life}
 	}
-	return lives
+	return lives, recorded
 }
 
-// lived reports whether a voter's answer may count: its line of lives goes on
-// and it has not forgotten writes that were seen before the question was sent.
-// A change of life is committed, so that a successor of this leader knows it.
-func (s *Shell) lived(term uint64, voter campaign.Voter, seen life, st *pb.VoterState) bool {
+// lived reports whether a voter's answer may count: its life is the one seen
+// before the question was sent, or a later one of the same line, and it has not
+// forgotten writes that were seen by then. The life is committed, so that a
+// successor of this leader knows it. s.mu is held.
+func (s *Shell) lived(voter campaign.Voter, seen life, st *pb.VoterState) bool {
 	now := life{register.Incarnation(st.GetVoter().GetIncarnation()), st.GetLife(), st.GetWrites()}
 	if now.incarnation != voter.Incarnation {
 		return true // the leader does not count it, and says so
 	}
-	same := seen.incarnation == now.incarnation
 	switch {
-	case same && now.life == seen.life && now.writes < seen.writes:
+	case seen.incarnation != now.incarnation:
+	case now.writes < seen.writes, now.life != seen.life && now.writes == seen.writes: // each start is a write
 		s.cfg.Logger.Error("a voter forgot durable writes; its votes are not counted: remove it and add it again",
 			"voter", voter.ID, "writes", now.writes, "seen", seen.writes)
 		return false
-	case same && now.life != seen.life && seen.life != 0 && st.GetPreviousLife() != seen.life && !s.knows(voter.ID, now.life):
+	case now.life != seen.life && seen.life != 0 && !st.GetContinues():
 		s.cfg.Logger.Error("a voter's line of lives broke (its data was copied or rolled back); its votes are not counted: remove it and add it again",
-			"voter", voter.ID, "life", now.life, "previous", st.GetPreviousLife(), "seen", seen.life)
+			"voter", voter.ID, "life", now.life, "seen", seen.life)
 		return false
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.term != term || s.leader == nil {
+	switch old := s.lives[voter.ID]; {
+	case old.incarnation != now.incarnation || old == seen || now.life == old.life && now.writes > old.writes:
+		s.lives[voter.ID] = now
+	default: // overtaken by the answer to another question
 		return true
 	}
-	if old := s.lives[voter.ID]; old == seen || now.life == old.life && now.writes > old.writes {
-		s.lives[voter.ID] = now
-		if !same || now.life != seen.life {
-			s.propose(&pb.Command{Term: s.term, Kind: &pb.Command_RecordVoters{RecordVoters: &pb.RecordVotersCommand{Voters: []*pb.VoterRecord{{
-				Voter: st.GetVoter(), Life: now.life, Writes: now.writes,
-			}}}}},
-				func(*campaign.Leader, instant.Instant, *pb.CommandResult) []campaign.Effect { return nil },
-				func(*campaign.Leader, instant.Instant) []campaign.Effect { return nil })
-		}
-	}
+	s.record(st)
 	return true
 }
 
-// knows reports whether the voter's present life was taken meanwhile, by the
-// answer to another question.
-func (s *Shell) knows(voter string, present uint64) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.lives[voter].life == present
+// record commits a voter's life if it is another than the committed one. s.mu
+// is held.
+func (s *Shell) record(st *pb.VoterState) {
+	id := st.GetVoter().GetId()
+	now := life{incarnation: register.Incarnation(st.GetVoter().GetIncarnation()), life: st.GetLife()}
+	if s.recorded[id] == now {
+		return
+	}
+	s.recorded[id] = now // or on its way
+	s.propose(&pb.Command{Term: s.term, Kind: &pb.Command_RecordVoters{RecordVoters: &pb.RecordVotersCommand{Voters: []*pb.VoterRecord{{
+		Voter: st.GetVoter(), Life: st.GetLife(), Writes: st.GetWrites(),
+	}}}}},
+		func(*campaign.Leader, instant.Instant, *pb.CommandResult) []campaign.Effect { return nil },
+		func(*campaign.Leader, instant.Instant) []campaign.Effect {
+			delete(s.recorded, id) // the next answer tries again
+			return nil
+		})
 }
 
 func isWitness(voter string) bool { return strings.HasPrefix(voter, "witness/") }
