@@ -360,3 +360,29 @@ func TestHoldBound(t *testing.T) {
 		}
 	}
 }
+
+// The second candidate waits its place from the suspicion on, when the first
+// one begins, though its own voter has known for long that the lease is over:
+// else the two campaign against each other.
+func TestPlaceCountsFromTheSuspicion(t *testing.T) {
+	cfg := testConfig(func(c *Config) {
+		c.Self, c.OwnVoter = region("us"), "region/us"
+		c.Partitions[0].Prefer = []string{"eu", "ap", "us"}
+	})
+	eu := register.Ballot{Round: 1, Region: "eu", Incarnation: 1}
+	rec := register.Record{Promised: eu, Accepted: eu, Value: register.Value{Owner: region("eu"), Epoch: 1, D: cfg.D}}
+	l, err := New(cfg, []Own{{Record: rec}}, origin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, other := range []string{"eu", "ap"} {
+		l.Suspicion(origin, other, register.VerdictHealthy)
+	}
+	suspected := origin.Add(cfg.D/2 - time.Millisecond) // place 2 is not over yet
+	if out := l.Suspicion(suspected, "eu", register.VerdictCrashed); len(out) != 0 {
+		t.Errorf("asks at once: %v", out)
+	}
+	if due := l.dueAt(0); due != suspected.Add(cfg.D/4) {
+		t.Errorf("asks %v after the suspicion; its place is %v after it", due.Sub(suspected), cfg.D/4)
+	}
+}

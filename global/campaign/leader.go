@@ -248,7 +248,10 @@ func (l *Leader) Suspicion(now instant.Instant, region string, verdict register.
 	if verdict == register.VerdictCrashed {
 		for i := range l.parts {
 			if p := &l.parts[i]; p.own.Record.Value.Owner.Name == region {
-				p.base, p.fails = min(p.base, l.now), 0
+				// The places count from here: all candidates begin to hope at
+				// about this time, and the end of the lease, which may be well
+				// before, would let the second start into the first.
+				p.base, p.fails = l.now, 0
 			}
 		}
 	}
