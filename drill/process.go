@@ -35,7 +35,7 @@ type workerProcess struct {
 	changed chan struct{} // closed at the next event
 }
 
-// WorkerArgs are the arguments of a worker process, for the command.
+// workerArgs is how `headlease` is started as a worker.
 func workerArgs(s workerSpec, clusterDir string, ttl time.Duration) []string {
 	return []string{
 		"drill", "worker", "--dir", clusterDir, "--name", s.name, "--home", s.home,

@@ -240,7 +240,7 @@ func (l *loss) check(guard bool) {
 }
 
 // restore starts the lost region's processes on their old data and waits until
-// everybody has heard from it and it from everybody.
+// it is a voter like the others again.
 func (r *rig) restore(ctx context.Context, lost string) error {
 	began := time.Now()
 	for _, p := range r.cluster.File().RegionProcesses(lost) {
@@ -255,20 +255,7 @@ func (r *rig) restore(ctx context.Context, lost string) error {
 		}
 	}
 	r.o.progress("starting %s again, on its old data", lost)
-	all := len(r.cluster.File().Regions)
-	err := r.watch.await(ctx, stepLimit, lost+" back among the regions", func(_ *ledger, latest map[string]*pb.StatusResponse) bool {
-		if len(latest) < all {
-			return false
-		}
-		for region, st := range latest {
-			for _, p := range st.GetPeers() {
-				if (p.GetRegion() == lost || region == lost) && !alive(p.GetVerdict()) {
-					return false
-				}
-			}
-		}
-		return true
-	})
+	err := r.settled(ctx)
 	if err == nil {
 		r.o.progress("it is back after %.1f s", time.Since(began).Seconds())
 	}

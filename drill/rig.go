@@ -58,10 +58,11 @@ func openRig(ctx context.Context, dir string, o Options) (*rig, error) {
 		return r, err
 	}
 	r.onClose(func(context.Context) error { return log.Close() })
+	logger := slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	began := time.Now()
 	r.cluster, err = devcluster.New(devcluster.Options{
 		Dir: filepath.Join(dir, clusterDir), Binary: o.Binary, D: o.D, RTT: o.RTT, Timing: clusterfile.TimingCalm,
-		Ready: o.Ready, Logger: slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Ready: o.Ready, Logger: logger,
 	})
 	if err != nil {
 		return r, err
@@ -78,17 +79,20 @@ func openRig(ctx context.Context, dir string, o Options) (*rig, error) {
 	}
 	r.admin = adm
 	r.onClose(func(context.Context) error { return closeAdmin() })
-	r.watch = newWatch(r.clock, adm)
+	r.watch = newWatch(r.clock, adm, logger)
 	r.onClose(func(context.Context) error { r.watch.close(); return nil })
 	r.group = devcluster.NewGroup()
 	r.onClose(func(ctx context.Context) error { r.group.Stop(ctx, 3*time.Second); return nil })
+	if err := r.settled(ctx); err != nil {
+		return r, err
+	}
 	err = r.watch.await(ctx, serveLimit, "an owner of each partition", func(l *ledger, _ map[string]*pb.StatusResponse) bool {
-		return len(l.owners) == len(r.cluster.File().Partitions)
+		return len(l.owners) == len(f.Partitions)
 	})
 	if err != nil {
 		return r, err
 	}
-	o.progress("ready after %.1f s", time.Since(began).Seconds())
+	o.progress("ready and settled after %.1f s", time.Since(began).Seconds())
 	return r, nil
 }
 

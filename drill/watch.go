@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"sync"
 	"time"
@@ -27,18 +28,23 @@ const (
 type watch struct {
 	clock  clock.Clock
 	admin  *admin.Cluster
+	log    *slog.Logger
 	cancel context.CancelFunc
 	work   sync.WaitGroup
 
 	mu      sync.Mutex
 	ledger  ledger
 	latest  map[string]*pb.StatusResponse // of the regions that answered last
+	said    map[[2]string]string          // what a region did about a partition
 	changed chan struct{}                 // closed at the next answer
 }
 
-func newWatch(c clock.Clock, adm *admin.Cluster) *watch {
+func newWatch(c clock.Clock, adm *admin.Cluster, log *slog.Logger) *watch {
 	ctx, cancel := context.WithCancel(context.Background())
-	w := &watch{clock: c, admin: adm, cancel: cancel, latest: map[string]*pb.StatusResponse{}, changed: make(chan struct{})}
+	w := &watch{
+		clock: c, admin: adm, log: log, cancel: cancel,
+		latest: map[string]*pb.StatusResponse{}, said: map[[2]string]string{}, changed: make(chan struct{}),
+	}
 	for _, region := range adm.File().RegionNames() {
 		w.work.Go(func() { w.ask(ctx, region) })
 	}
@@ -76,6 +82,7 @@ func (w *watch) take(region string, asked, answered instant.Instant, st *pb.Stat
 		var says []held
 		for _, p := range st.GetPartitions() {
 			says = append(says, held{p.GetName(), uint64(p.GetEpoch()), time.Duration(p.GetHeldNs())})
+			w.trace(region, p)
 		}
 		w.ledger.observe(region, asked, answered, says)
 	}
@@ -123,3 +130,14 @@ func (w *watch) await(ctx context.Context, limit time.Duration, what string, goo
 
 // errNotSeen: what a drill waits for did not happen in time.
 var errNotSeen = errors.New("not seen")
+
+// trace logs what a region that holds a partition not does about it, for whoever
+// wonders why a promotion took long. Called under mu.
+func (w *watch) trace(region string, p *pb.PartitionStatus) {
+	key := [2]string{region, p.GetName()}
+	if said := p.GetActivity(); p.GetHeldNs() == 0 && said != w.said[key] {
+		w.said[key] = said
+		w.log.Debug("activity", "region", region, "partition", p.GetName(), "epoch", p.GetEpoch(), "says", said,
+			"promised", p.GetRegister().GetPromised(), "accepted", p.GetRegister().GetAccepted())
+	}
+}

@@ -74,7 +74,6 @@ func good() (guarded, control RegionLossRun) {
 	}
 	control = guarded
 	control.LateRefused, control.LateAccepted = false, true
-	control.Violations = []string{"I5: shown on purpose"}
 	return guarded, control
 }
 
@@ -115,7 +114,7 @@ func TestResults(t *testing.T) {
 		}
 		b.WriteByte('\n')
 	}
-	for _, c := range []CableCut{{DMS: 4000, CutMS: 12000, WritesAccepted: 97}, {DMS: 4000, CutMS: 7999, Promotions: 1, Lapses: 2}} {
+	for _, c := range []CableCut{{DMS: 4000, CutMS: 12000, WritesAccepted: 97}, {DMS: 4000, CutMS: 7999, Promotions: 1, Lapses: 2}, {DMS: 4000, CutMS: 12000, WritesAccepted: 97, Inconclusive: "the cut did not cut"}} {
 		r := JudgeCableCut(c)
 		if err := errors.Join(r.Render(&b), WriteJSON(&b, r)); err != nil {
 			t.Fatal(err)
@@ -161,6 +160,9 @@ func TestOneFaultIsEnoughToFail(t *testing.T) {
 		"did not reach the resource":                      func(g, _ *RegionLossRun) { g.LateRefused = false },
 		"the drill cannot fail":                           func(_, c *RegionLossRun) { c.LateAccepted = false },
 		"I1: two owners":                                  func(g, _ *RegionLossRun) { g.Violations = []string{"I1: two owners"} },
+		"control run: I7: the promotion took 5601 ms":     func(_, c *RegionLossRun) { c.Promoted = c.Killed.Add(5601 * time.Millisecond) },
+		"control run: I7: no region was promoted":         func(_, c *RegionLossRun) { c.Promoted = 0 },
+		"control run: I4: two holders":                    func(_, c *RegionLossRun) { c.Violations = []string{"I4: two holders"} },
 	} {
 		g, c := good()
 		change(&g, &c)

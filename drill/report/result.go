@@ -41,7 +41,8 @@ type RegionLossRun struct {
 	OldToken, NewToken        fence.Token
 	// LateRefused and LateAccepted say what the journal has of the late write.
 	LateRefused, LateAccepted bool
-	// Violations found by checking the journal and the clients' beliefs.
+	// Violations found by checking the journal, the regions' words and the
+	// workers' beliefs; in a control run without what the guard's absence causes.
 	Violations []string
 }
 
@@ -57,14 +58,21 @@ func JudgeRegionLoss(guarded, control RegionLossRun) RegionLoss {
 	}
 	violated := func(format string, args ...any) { r.Violations = append(r.Violations, fmt.Sprintf(format, args...)) }
 	r.Violations = append(r.Violations, guarded.Violations...)
-
-	if guarded.Promoted == 0 {
-		violated("I7: no region was promoted")
-	} else {
-		took, most := guarded.Promoted.Sub(guarded.Killed), MostPromotion(guarded.D, guarded.RTT)
-		r.PromotedMS = ms(took)
+	for _, v := range control.Violations {
+		violated("control run: %s", v)
+	}
+	if guarded.Promoted != 0 {
+		r.PromotedMS = ms(guarded.Promoted.Sub(guarded.Killed))
+	}
+	for i, run := range []RegionLossRun{guarded, control} {
+		word := []string{"", "control run: "}[i]
+		if run.Promoted == 0 {
+			violated("%sI7: no region was promoted", word)
+			continue
+		}
+		took, most := run.Promoted.Sub(run.Killed), MostPromotion(run.D, run.RTT)
 		if took > most {
-			violated("I7: the promotion took %s; at most %s (D + 4 RTT + 1 s) are allowed", Millis(took), Millis(most))
+			violated("%sI7: the promotion took %s; at most %s (D + 4 RTT + 1 s) are allowed", word, Millis(took), Millis(most))
 		}
 	}
 	if guarded.Written == 0 {
@@ -122,6 +130,8 @@ type CableCut struct {
 	// WritesAccepted under the leases held from before the cut.
 	WritesAccepted int      `json:"writes_accepted"`
 	Violations     []string `json:"violations"`
+	// Inconclusive says why nothing was shown: the cut did not cut.
+	Inconclusive string `json:"inconclusive,omitempty"`
 }
 
 // JudgeCableCut completes a result: with the witnesses seen by both regions a
@@ -141,7 +151,10 @@ func JudgeCableCut(r CableCut) CableCut {
 	if r.WritesAccepted == 0 {
 		violated("no write was accepted during the cut, so nothing was shown")
 	}
-	r.OK = len(r.Violations) == 0
+	if len(r.Violations) > 0 {
+		r.Inconclusive = "" // something was shown
+	}
+	r.OK = len(r.Violations) == 0 && r.Inconclusive == ""
 	return r
 }
 
@@ -150,7 +163,12 @@ func (r CableCut) Render(w io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "  %-13s %d ms (D is %d ms)\n", "cut", r.CutMS, r.DMS)
 	fmt.Fprintf(&b, "  %-13s %d promotions, %d lapses, %d writes accepted\n", "meanwhile", r.Promotions, r.Lapses, r.WritesAccepted)
-	verdict(&b, r.OK, r.Violations)
+	if r.Inconclusive != "" {
+		fmt.Fprintf(&b, "  %-13s inconclusive: %s\n", "result", r.Inconclusive)
+	}
+	if r.Inconclusive == "" || len(r.Violations) > 0 {
+		verdict(&b, r.OK, r.Violations)
+	}
 	_, err := io.WriteString(w, b.String())
 	return err
 }
