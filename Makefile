@@ -81,9 +81,9 @@ bench: ## every benchmark
 demo: build ## lose a region: promotion, and the stale write is refused
 	bin/headlease drill run region-loss
 
-drills: build ## every scenario
-	bin/headlease drill run region-loss
-	bin/headlease drill run cable-cut
+drills: build ## every scenario, one after the other; results as JSON
+	bin/headlease drill run region-loss --json
+	bin/headlease drill run cable-cut --json
 
 soak: build ## region losses over and over, RUNS (10) times; prints the failover time of each
 	@for i in $$(seq $(or $(RUNS),10)); do bin/headlease drill run region-loss --json || exit 1; done
