@@ -14,7 +14,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){"headlease": main})
+	testscript.Main(m, map[string]func(){"headlease": main, "call": call})
 }
 
 // TestScripts runs testdata/script. Beside testscript's own commands there is
@@ -22,7 +22,8 @@ func TestMain(m *testing.M) {
 //	hashdir DIR FILE
 //
 // which lists DIR's entries with their modes and the hashes of their contents
-// in FILE; compare two of them with cmp to show that nothing was changed.
+// in FILE; compare two of them with cmp to show that nothing was changed. The
+// other commands, and the program call, are in script_cmds_test.go.
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata/script",
@@ -34,9 +35,12 @@ func TestScripts(t *testing.T) {
 					env.Setenv(name, "")
 				}
 			}
+			env.Values[occupiedKey{}] = occupied{}
 			return nil
 		},
-		Cmds: map[string]func(*testscript.TestScript, bool, []string){"hashdir": hashdir},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"await": await, "fill": fill, "hashdir": hashdir, "occupy": occupy, "ports": ports, "setformat": setformat, "vacate": vacate,
+		},
 	})
 }
 

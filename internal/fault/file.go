@@ -15,7 +15,7 @@ import (
 func ParseStartup(data []byte) (Rules, error) {
 	var req pb.SetFaultsRequest
 	if err := protojson.Unmarshal(data, &req); err != nil {
-		return Rules{}, fmt.Errorf("start-up fault table: %w", err)
+		return Rules{}, fmt.Errorf("start-up fault table: %w; write a SetFaultsRequest in JSON", err)
 	}
 	return FromProto(&req), nil
 }
@@ -44,7 +44,7 @@ func Startup(path string, drills bool) (*Table, error) {
 	if path != "" {
 		raw, err := os.ReadFile(path)
 		if err != nil {
-			return nil, fmt.Errorf("--faults: %w", err)
+			return nil, fmt.Errorf("--faults: %w; name a file that this user may read", err)
 		}
 		if rules, err = ParseStartup(raw); err != nil {
 			return nil, fmt.Errorf("--faults %s: %w", path, err)

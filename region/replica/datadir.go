@@ -59,7 +59,7 @@ func openDataDir(path string, own meta) (*dataDir, error) {
 		raw, err = os.ReadFile(filepath.Join(path, metaName))
 	}
 	if err != nil {
-		return nil, fmt.Errorf("data directory %s: %w", path, err)
+		return nil, unusable(path, err)
 	}
 	m, err := parseMeta(raw)
 	if err != nil {
@@ -95,6 +95,11 @@ func openDataDir(path string, own meta) (*dataDir, error) {
 	return &dataDir{path: path, meta: m, lock: f}, nil
 }
 
+// unusable is the error of a path that the system refuses.
+func unusable(path string, err error) error {
+	return fmt.Errorf("data directory %s: %w; name a directory that this user may write", path, err)
+}
+
 func parseMeta(raw []byte) (meta, error) {
 	var m meta
 	dec := json.NewDecoder(bytes.NewReader(raw))
@@ -112,7 +117,7 @@ func parseMeta(raw []byte) (meta, error) {
 func createDataDir(path string, m meta) error {
 	list, err := os.ReadDir(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("data directory %s: %w", path, err)
+		return unusable(path, err)
 	}
 	for _, e := range list {
 		if !strings.HasPrefix(e.Name(), metaTemp) {
@@ -121,7 +126,7 @@ func createDataDir(path string, m meta) error {
 		}
 	}
 	if err := os.MkdirAll(path, 0o700); err != nil {
-		return fmt.Errorf("data directory %s: %w", path, err)
+		return unusable(path, err)
 	}
 	for _, e := range list {
 		_ = os.Remove(filepath.Join(path, e.Name())) // left by a crash while creating
