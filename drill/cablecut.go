@@ -25,6 +25,8 @@ const (
 	// cutSlack is how much of the cut a detector may have heard: what was on
 	// its way, and the time to set the faults in each process.
 	cutSlack = time.Second
+	// maxSpread bounds the tries to get two owners.
+	maxSpread = 3
 )
 
 // cableCut cuts two regions from each other for 3 D, in both directions and on
@@ -71,16 +73,8 @@ type side struct {
 // prepare chooses two regions that own a partition each, and starts a worker
 // in each.
 func (c *cut) prepare(ctx context.Context) error {
-	n := 0
-	for _, p := range c.r.cluster.File().Partitions {
-		owner, ok := c.r.watch.owner(p.Name)
-		if ok && n < 2 && (n == 0 || owner.by != c.sides[0].region) {
-			c.sides[n] = side{region: owner.by, partition: p.Name}
-			n++
-		}
-	}
-	if n < 2 {
-		return errors.New("one region owns all partitions, so there are no two to cut from each other")
+	if err := c.choose(ctx); err != nil {
+		return err
 	}
 	var err error
 	if c.resource, err = c.r.startResource(ctx, "resource", false); err != nil {
@@ -102,6 +96,53 @@ func (c *cut) prepare(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// choose finds two regions that own a partition each. Who was first at the
+// cluster's start may own them all; then that one is lost once, so that others
+// are promoted.
+func (c *cut) choose(ctx context.Context) error {
+	for tries := 0; ; tries++ {
+		n := 0
+		for _, p := range c.r.cluster.File().Partitions {
+			owner, ok := c.r.watch.owner(p.Name)
+			if ok && n < 2 && (n == 0 || owner.by != c.sides[0].region) {
+				c.sides[n] = side{region: owner.by, partition: p.Name}
+				n++
+			}
+		}
+		if n == 2 {
+			return nil
+		}
+		if tries == maxSpread {
+			return errors.New("one region owns all partitions again and again, so there are no two to cut from each other")
+		}
+		if err := c.r.spread(ctx, c.sides[0].region); err != nil {
+			return err
+		}
+	}
+}
+
+// spread loses a region that owns all partitions and brings it back.
+func (r *rig) spread(ctx context.Context, region string) error {
+	r.o.progress("%s was first and owns all partitions; it is killed and started again, so that others get some", region)
+	for _, p := range r.cluster.File().RegionProcesses(region) {
+		if err := r.cluster.Signal(p.Name, syscall.SIGKILL); err != nil {
+			return err
+		}
+	}
+	err := r.watch.await(ctx, stepLimit, "other owners", func(l *ledger, _ map[string]*pb.StatusResponse) bool {
+		for _, c := range l.owners {
+			if c.by == region {
+				return false
+			}
+		}
+		return true
+	})
+	if err != nil {
+		return err
+	}
+	return r.restore(ctx, region)
 }
 
 func (c *cut) play(ctx context.Context) error {
