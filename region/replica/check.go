@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/hashicorp/raft"
 
@@ -90,7 +91,9 @@ func (c *checker) run(ctx context.Context, rf *raft.Raft) {
 			continue
 		}
 		round.began = c.r.cfg.Clock.Now()
+		started := time.Now()
 		round.term, round.err = c.r.confirm(ctx, rf)
+		c.r.metric.checked(time.Since(started), round.err)
 		close(round.done)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/headlease/headlease/internal/clock"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
@@ -112,6 +113,8 @@ type Config struct {
 	Terms TermAsker
 	// Disk may be nil: no faults.
 	Disk Disk
+	// Registerer of the replica's metrics; may be nil.
+	Registerer prometheus.Registerer
 	// Logger defaults to slog.Default.
 	Logger *slog.Logger
 	// Exit ends the process at once; called by the watchdog while a store call

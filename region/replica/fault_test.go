@@ -80,7 +80,7 @@ func TestF30FollowerDisk(t *testing.T) {
 // store call does not take that for a hung disk.
 func TestWatchdogOwnPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := newGuard(nil, func(error) {})
+		g := newGuard(nil, func(error) {}, func(string, time.Duration, error) {})
 		c := g.begin(opAppend)
 		const limit = 1500 * time.Millisecond
 		time.Sleep(time.Minute) // no tick came: the whole process stood still

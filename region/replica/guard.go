@@ -22,6 +22,8 @@ type guard struct {
 	// failed is told the first write error. After a failed fsync nobody knows what
 	// is on disk, so the server stops and never tries again.
 	failed func(error)
+	// stored is told of each write, its time and its error.
+	stored func(op string, took time.Duration, err error)
 
 	mu    sync.Mutex
 	calls map[*call]struct{}
@@ -34,11 +36,11 @@ type call struct {
 	ticks   int
 }
 
-func newGuard(disk Disk, failed func(error)) *guard {
+func newGuard(disk Disk, failed func(error), stored func(string, time.Duration, error)) *guard {
 	if disk == nil {
 		disk = noDisk{}
 	}
-	return &guard{disk: disk, failed: failed, calls: make(map[*call]struct{})}
+	return &guard{disk: disk, failed: failed, stored: stored, calls: make(map[*call]struct{})}
 }
 
 func (g *guard) begin(op string) *call {
@@ -74,6 +76,7 @@ func (g *guard) write(op string, f func() error) error {
 	if err == nil {
 		err = f()
 	}
+	g.stored(op, time.Since(c.started), err)
 	if err == nil {
 		return nil
 	}

@@ -135,9 +135,12 @@ func (r *Replica) ProposeUrgent(ctx context.Context, cmd *pb.Command) (*pb.Comma
 func (r *Replica) propose(ctx context.Context, cmd *pb.Command, lane int) (*pb.CommandResult, error) {
 	p, err := r.enqueue(ctx, cmd, lane)
 	if err != nil {
+		r.metric.proposed(lane, err)
 		return nil, err
 	}
-	return r.wait(ctx, p)
+	res, err := r.wait(ctx, p)
+	r.metric.proposed(lane, err)
+	return res, err
 }
 
 func (r *Replica) enqueue(ctx context.Context, cmd *pb.Command, lane int) (*proposal, error) {

@@ -43,6 +43,7 @@ type Replica struct {
 	prop   *proposer
 	check  *checker
 	pulse  *pulse
+	metric *metrics
 
 	raft atomic.Pointer[raft.Raft]
 
@@ -80,7 +81,7 @@ func Open(ctx context.Context, cfg Config) (*Replica, error) {
 	r := &Replica{
 		cfg: cfg, log: cfg.Logger, hlog: newHlog(cfg.Logger, "raft"),
 		id: idOf(cfg.Name, dir.meta.UUID), dir: dir,
-		lead: &leadership{gained: make(chan struct{}, 1)}, pulse: newPulse(),
+		lead: &leadership{gained: make(chan struct{}, 1)}, pulse: newPulse(), metric: newMetrics(cfg.Registerer),
 		ready: make(chan struct{}), failure: make(chan error, 1), stopped: make(chan struct{}),
 	}
 	r.layer = newStreams(cfg.Stream, r.id, cfg)
@@ -89,7 +90,7 @@ func Open(ctx context.Context, cfg Config) (*Replica, error) {
 	r.check = newChecker(r)
 	r.stores, err = openStores(storeOptions{
 		dir: cfg.DataDir, segmentSize: cfg.segmentSize, boltLog: cfg.boltLog,
-		guard: newGuard(cfg.Disk, r.fatal), logger: r.hlog,
+		guard: newGuard(cfg.Disk, r.fatal, r.metric.stored), logger: r.hlog,
 	})
 	if err == nil {
 		r.isReady, err = r.stores.initialised()
