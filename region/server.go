@@ -190,7 +190,13 @@ func (s *Server) makeServers() error {
 	rules := &policy.Enforcer{Table: api.Policy(), Identify: identify}
 	server := func(plane link.Plane) *grpc.Server {
 		forward := &api.Forwarder{
-			Leader:   s.leader,
+			Leader: s.leader,
+			Uninitialised: func() string {
+				if s.replica.Initialised() {
+					return ""
+				}
+				return s.process.Name
+			},
 			Conn:     func(server string) (*grpc.ClientConn, error) { return s.peers.conn(plane, server) },
 			Identify: identify, Local: api.Local(),
 		}

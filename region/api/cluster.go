@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/binary"
+	"errors"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -38,7 +39,7 @@ func (s *Cluster) DescribeServer(context.Context, *pb.DescribeServerRequest) (*p
 	leader, term, _ := s.Replica.Leader()
 	_, leads := s.Replica.Leading()
 	return &pb.DescribeServerResponse{
-		Name: s.Server, Region: s.Region, RaftId: s.Replica.RaftID(), Initialised: view.Initialised(), Version: s.Version,
+		Name: s.Server, Region: s.Region, RaftId: s.Replica.RaftID(), Initialised: s.Replica.Initialised(), Version: s.Version,
 		Incarnation: uint64(view.Incarnation()), Configuration: view.Configuration(),
 		Leader: leader, IsLeader: leads, Term: term, AppliedIndex: view.AppliedIndex(),
 	}, nil
@@ -55,7 +56,9 @@ func (s *Cluster) InitRegion(ctx context.Context, req *pb.InitRegionRequest) (*p
 	for _, srv := range req.GetServers() {
 		servers = append(servers, replica.Server{Name: srv.GetName(), RaftID: srv.GetRaftId(), Voter: true})
 	}
-	if err := s.Replica.Bootstrap(servers); err != nil {
+	if err := s.Replica.Bootstrap(servers); errors.Is(err, replica.ErrStarting) {
+		return nil, status.Error(codes.Unavailable, err.Error())
+	} else if err != nil {
 		return nil, status.Error(codes.FailedPrecondition, err.Error())
 	}
 	ticker := time.NewTicker(50 * time.Millisecond)

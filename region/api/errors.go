@@ -92,6 +92,10 @@ func notLeader(leader string) error {
 	return fail(&pb.ErrorDetail{Kind: &pb.ErrorDetail_NotLeader{NotLeader: &pb.NotLeader{Leader: leader}}})
 }
 
+func uninitialised(server string) error {
+	return fail(&pb.ErrorDetail{Kind: &pb.ErrorDetail_Uninitialised{Uninitialised: &pb.Uninitialised{Server: server}}})
+}
+
 func sessionExpired(id string) error {
 	return fail(&pb.ErrorDetail{Kind: &pb.ErrorDetail_SessionExpired{SessionExpired: &pb.SessionExpired{SessionId: id}}})
 }
@@ -100,13 +104,15 @@ func sessionExpired(id string) error {
 func resultError(res *pb.CommandResult, err error) error {
 	switch {
 	case errors.Is(err, replica.ErrNotLeader):
-		var nl *replica.NotLeaderError
-		errors.As(err, &nl)
-		return notLeader(nl.Leader)
+		leader := ""
+		if nl := (*replica.NotLeaderError)(nil); errors.As(err, &nl) {
+			leader = nl.Leader
+		}
+		return notLeader(leader)
 	case errors.Is(err, replica.ErrOverloaded):
 		return fail(&pb.ErrorDetail{Kind: &pb.ErrorDetail_Overloaded{Overloaded: &pb.Overloaded{What: err.Error(), RetryNs: int64(overloadedRetry)}}})
 	case errors.Is(err, replica.ErrUninitialised):
-		return fail(&pb.ErrorDetail{Kind: &pb.ErrorDetail_Uninitialised{Uninitialised: &pb.Uninitialised{Server: "of this region"}}})
+		return uninitialised("of this region")
 	case errors.Is(err, replica.ErrUnknown), errors.Is(err, replica.ErrCheckFailed), errors.Is(err, replica.ErrClosed):
 		return status.Error(codes.Unavailable, err.Error()+"; ask again with the same request id")
 	case errors.Is(err, context.DeadlineExceeded):

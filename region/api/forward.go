@@ -35,8 +35,11 @@ func Identify(region string, direct func(context.Context) (policy.Caller, bool))
 		}
 		md, _ := metadata.FromIncomingContext(ctx)
 		role, name := md.Get(roleKey), md.Get(nameKey)
-		if len(role) != 1 || len(name) != 1 {
+		switch {
+		case len(role) == 0 && len(name) == 0:
 			return caller, true
+		case len(role) != 1 || len(name) != 1:
+			return policy.Caller{}, false
 		}
 		return policy.Caller{Role: policy.Role(role[0]), Name: name[0]}, true
 	}
@@ -51,11 +54,6 @@ func regionOf(c policy.Caller) string {
 	return parts[1]
 }
 
-func forwarded(ctx context.Context) bool {
-	md, _ := metadata.FromIncomingContext(ctx)
-	return len(md.Get(roleKey)) > 0
-}
-
 // Forwarder sends calls that only the leader can answer on to it, once: a call
 // that was forwarded to a server which no longer leads fails with NOT_LEADER
 // and the caller asks again.
@@ -66,6 +64,9 @@ type Forwarder struct {
 	// Conn returns the connection to another server of the region, on the plane
 	// that the calls came in on. It must not wait.
 	Conn func(server string) (*grpc.ClientConn, error)
+	// Uninitialised returns this server's name until it belongs to a region's
+	// group, then ""; nil: it does.
+	Uninitialised func() string
 	// Identify returns who a call is from.
 	Identify func(context.Context) (policy.Caller, bool)
 	// Local are the methods that every server answers itself.
@@ -78,7 +79,13 @@ func (f *Forwarder) target(ctx context.Context) (*grpc.ClientConn, error) {
 	if ready {
 		return nil, nil
 	}
-	if leader == "" || forwarded(ctx) {
+	if leader == "" && f.Uninitialised != nil {
+		if server := f.Uninitialised(); server != "" {
+			return nil, uninitialised(server)
+		}
+	}
+	// A client that claims to be forwarded only harms itself.
+	if md, _ := metadata.FromIncomingContext(ctx); leader == "" || len(md.Get(roleKey)) > 0 {
 		return nil, notLeader(leader)
 	}
 	conn, err := f.Conn(leader)
@@ -153,21 +160,24 @@ func (f *Forwarder) Stream(srv any, ss grpc.ServerStream, info *grpc.StreamServe
 	if err != nil {
 		return err
 	}
-	uplink := make(chan error, 1)
+	refused := make(chan error, 1)
 	go func() { // ends with the caller's stream, whose context this handler's return ends
-		uplink <- pipe(ss.RecvMsg, up.SendMsg, method.Input())
-		_ = up.CloseSend()
+		err := pipe(ss.RecvMsg, up.SendMsg, method.Input())
+		if errors.Is(err, io.EOF) { // the caller has said all, or the leader hears no more
+			_ = up.CloseSend()
+			return
+		}
+		refused <- err
+		cancel()
 	}()
 	err = pipe(up.RecvMsg, ss.SendMsg, method.Output())
+	select {
+	case err := <-refused: // what the caller sent was refused here, or the caller is gone
+		return err
+	default:
+	}
 	if errors.Is(err, io.EOF) {
 		return nil
-	}
-	select {
-	case upErr := <-uplink:
-		if upErr != nil && !errors.Is(upErr, io.EOF) && status.Code(err) == codes.Canceled {
-			return upErr
-		}
-	default:
 	}
 	return err
 }

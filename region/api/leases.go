@@ -46,7 +46,7 @@ type places struct {
 func (s *Leases) locate(view state.View, resource string) (config.Place, error) {
 	conf := view.Configuration()
 	if conf == nil {
-		return config.Place{}, fail(&pb.ErrorDetail{Kind: &pb.ErrorDetail_Uninitialised{Uninitialised: &pb.Uninitialised{Server: s.Region}}})
+		return config.Place{}, uninitialised("of region " + s.Region)
 	}
 	p := s.places.Load()
 	if p == nil || p.conf != conf {
@@ -150,6 +150,9 @@ func (s *Leases) Acquire(ctx context.Context, req *pb.AcquireRequest) (*pb.Acqui
 // CancelAcquire gives up a queue place, or tells the token that was granted
 // meanwhile.
 func (s *Leases) CancelAcquire(ctx context.Context, req *pb.CancelAcquireRequest) (*pb.CancelAcquireResponse, error) {
+	if req.GetRequestId() == 0 {
+		return nil, invalid("request_id", "is 0; name the request to cancel")
+	}
 	if err := authenticate(s.Raft.View(), req.GetSessionId(), req.GetSecret()); err != nil {
 		return nil, err
 	}

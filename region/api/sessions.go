@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/headlease/headlease/internal/policy"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
@@ -27,6 +29,13 @@ const (
 	secretBytes    = 16
 	maxLabels      = 32
 	maxLabelLength = 256
+
+	// maxProven bounds the sessions that a stream has remembered as proven; then
+	// each shows its secret once more.
+	maxProven = 10_000
+	// sendGrace is how long a stream that has ended may take to send what was
+	// queued before. A client that does not read holds a Send for ever.
+	sendGrace = time.Second
 )
 
 // Raft is what the services need of the replica.
@@ -101,23 +110,44 @@ func (s *Sessions) Attach(ss grpc.BidiStreamingServer[pb.AttachRequest, pb.Attac
 		return notLeader("")
 	}
 	defer stream.Close()
+	// Both goroutines end with the stream, whose context this method's return
+	// ends; that also frees a Send that waits for a client which does not read.
 	received := make(chan error, 1)
-	go func() { received <- s.receive(ss, stream) }() // ends with the stream, whose context this method's return ends
+	go func() { received <- s.receive(ss, stream) }()
 	sent := make(chan error, 1)
 	go func() { sent <- send(ss, stream) }()
 	select {
 	case err = <-received:
 		stream.Close()
-		_ = <-sent // nobody may send on a stream whose method has returned
+		drain(sent)
 	case err = <-sent:
+	case <-stream.Done():
+		err = drain(sent)
 	}
 	if errors.Is(err, io.EOF) {
 		return nil
 	}
-	if errors.Is(err, run.ErrNotLeading) {
+	switch {
+	case errors.Is(err, run.ErrNotLeading):
 		return notLeader("")
+	case errors.Is(err, run.ErrSlow):
+		return status.Error(codes.ResourceExhausted, err.Error())
+	case errors.Is(err, run.ErrDetached):
+		return status.Error(codes.Aborted, err.Error())
 	}
 	return err
+}
+
+// drain waits for the sender to finish, for a while.
+func drain(sent <-chan error) error {
+	timer := time.NewTimer(sendGrace)
+	defer timer.Stop()
+	select {
+	case err := <-sent:
+		return err
+	case <-timer.C:
+		return run.ErrSlow
+	}
 }
 
 func send(ss grpc.BidiStreamingServer[pb.AttachRequest, pb.AttachResponse], stream *run.Stream) error {
@@ -151,6 +181,9 @@ func (s *Sessions) receive(ss grpc.BidiStreamingServer[pb.AttachRequest, pb.Atta
 				var detail *DetailError
 				switch {
 				case err == nil:
+					if len(proven) >= maxProven {
+						clear(proven)
+					}
 					proven[id] = true
 				case errors.As(err, &detail) && detail.Detail.GetSessionExpired() != nil:
 				default:
@@ -161,6 +194,7 @@ func (s *Sessions) receive(ss grpc.BidiStreamingServer[pb.AttachRequest, pb.Atta
 		case *pb.AttachRequest_Detach:
 			if proven[k.Detach.GetSessionId()] {
 				stream.Detach(k.Detach.GetSessionId())
+				delete(proven, k.Detach.GetSessionId())
 			}
 		default:
 			return invalid("kind", "is missing; send a keepalive or a detach")

@@ -99,7 +99,7 @@ func (s *Votes) check(ctx context.Context, h *pb.VoteHeader, shape error) error 
 	var field *config.FieldError
 	switch {
 	case errors.Is(err, config.ErrUninitialised):
-		return fail(&pb.ErrorDetail{Kind: &pb.ErrorDetail_Uninitialised{Uninitialised: &pb.Uninitialised{Server: "of this region"}}})
+		return uninitialised("of this region")
 	case errors.As(err, &other), errors.As(err, &version):
 		return fail(&pb.ErrorDetail{Kind: &pb.ErrorDetail_OtherCluster{OtherCluster: &pb.OtherCluster{ClusterId: conf.GetClusterId(), Version: conf.GetVersion()}}})
 	case err != nil:

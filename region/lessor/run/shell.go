@@ -188,14 +188,14 @@ func (s *Shell) flush() {
 		}
 		if !st.push(m.Message) {
 			s.cfg.Logger.Warn("a client reads too slowly; closing its stream")
-			st.finish(errSlow)
+			st.finish(ErrSlow)
 			delete(s.streams, m.Stream)
 			s.lessor.StreamClosed(s.cfg.Clock.Now(), m.Stream)
 		}
 	}
 	for _, id := range out.Closes {
 		if st, ok := s.streams[id]; ok {
-			st.finish(errClosedByRegion)
+			st.finish(ErrDetached)
 			delete(s.streams, id)
 		}
 	}
@@ -313,7 +313,7 @@ func (s *Shell) check(ctx context.Context) {
 			}
 		}
 		s.mu.Unlock()
-		if err != nil {
+		if err != nil || passed != term {
 			select { // a failed check is wanted again at once; the network may need a moment
 			case <-ctx.Done():
 				return

@@ -13,9 +13,10 @@ import (
 // maxQueued bounds the messages that wait for a slow client.
 const maxQueued = 4096
 
+// Why a stream has ended, besides ErrNotLeading.
 var (
-	errSlow           = errors.New("the client reads too slowly; attach again")
-	errClosedByRegion = errors.New("the session attached elsewhere or the leader's clock had a gap; attach again")
+	ErrSlow     = errors.New("the client reads too slowly; attach again")
+	ErrDetached = errors.New("the session attached elsewhere or the leader's clock had a gap; attach again")
 )
 
 // Stream is one client connection's attachment to this leader. Its messages
@@ -28,6 +29,7 @@ type Stream struct {
 	queue []*pb.AttachResponse
 	err   error
 	more  chan struct{}
+	done  chan struct{} // closed when err is set
 }
 
 // Attach opens a stream; the caller closes it.
@@ -38,7 +40,7 @@ func (s *Shell) Attach() (*Stream, error) {
 		return nil, ErrNotLeading
 	}
 	s.last++
-	st := &Stream{shell: s, id: s.last, more: make(chan struct{}, 1)}
+	st := &Stream{shell: s, id: s.last, more: make(chan struct{}, 1), done: make(chan struct{})}
 	s.streams[st.id] = st
 	s.lessor.StreamOpened(s.cfg.Clock.Now(), st.id)
 	s.flush()
@@ -64,7 +66,7 @@ func (st *Stream) Close() {
 		return
 	}
 	delete(s.streams, st.id)
-	st.finish(errClosedByRegion)
+	st.finish(ErrDetached)
 	if s.lessor != nil {
 		s.lessor.StreamClosed(s.cfg.Clock.Now(), st.id)
 		s.flush()
@@ -93,6 +95,9 @@ func (st *Stream) Next(ctx context.Context) ([]*pb.AttachResponse, error) {
 	}
 }
 
+// Done is closed when the stream has ended.
+func (st *Stream) Done() <-chan struct{} { return st.done }
+
 // push queues a message; false if the queue is full.
 func (st *Stream) push(m *pb.AttachResponse) bool {
 	st.mu.Lock()
@@ -110,6 +115,7 @@ func (st *Stream) finish(err error) {
 	defer st.mu.Unlock()
 	if st.err == nil {
 		st.err = err
+		close(st.done)
 	}
 	poke(st.more)
 }
