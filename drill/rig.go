@@ -179,11 +179,14 @@ func makeDir(dir string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("dir: %w", err)
 	}
-	defer d.Close()
-	if _, err := d.Readdirnames(1); !errors.Is(err, io.EOF) {
-		if err == nil {
-			err = errors.New("is not empty; a drill wants a cluster of its own, so name a new directory")
-		}
+	_, err = d.Readdirnames(1)
+	switch {
+	case err == nil:
+		err = errors.New("is not empty; a drill wants a cluster of its own, so name a new directory")
+	case errors.Is(err, io.EOF):
+		err = nil
+	}
+	if err = errors.Join(err, d.Close()); err != nil {
 		return "", fmt.Errorf("dir %s: %w", dir, err)
 	}
 	return dir, nil

@@ -126,9 +126,8 @@ func (c *Client) do(ctx context.Context, method, path string, body any) ([]byte,
 	if err != nil {
 		return nil, 0, fmt.Errorf("resource: %w", err)
 	}
-	defer answer.Body.Close()
 	text, err := io.ReadAll(answer.Body)
-	if err != nil {
+	if err = errors.Join(err, answer.Body.Close()); err != nil {
 		return nil, 0, fmt.Errorf("resource: answer to %s: %w", path, err)
 	}
 	return text, answer.StatusCode, nil

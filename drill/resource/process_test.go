@@ -8,12 +8,14 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"github.com/headlease/headlease/fence"
 	"github.com/headlease/headlease/internal/devcluster"
@@ -69,7 +71,10 @@ func workerMain(address, token string) error {
 	if _, err := c.Claim(ctx, "lock/ledger", t); err != nil {
 		return err
 	}
-	if err := syscall.Kill(os.Getpid(), syscall.SIGSTOP); err != nil {
+	// To this thread: with a signal to the process, another one may take it, and
+	// this one go on into the send.
+	runtime.LockOSThread()
+	if err := unix.Tgkill(os.Getpid(), unix.Gettid(), unix.SIGSTOP); err != nil {
 		return err
 	}
 	_, err = c.Write(ctx, "lock/ledger", t, "late")

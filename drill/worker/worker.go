@@ -101,11 +101,10 @@ func Run(ctx context.Context, c Config) error {
 		return fmt.Errorf("worker: %w", err)
 	}
 	w := &worker{Config: c}
-	err := w.run(ctx)
-	if ctx.Err() != nil {
-		return nil
+	if err := w.run(ctx); ctx.Err() == nil {
+		return err
 	}
-	return err
+	return nil
 }
 
 type worker struct {
