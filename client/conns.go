@@ -27,6 +27,10 @@ type conns struct {
 	servers []Server
 	links   Links
 
+	// closing are the connections given up, which may take a while to say
+	// goodbye to a silent peer.
+	closing sync.WaitGroup
+
 	mu     sync.Mutex
 	closed bool
 	at     int
@@ -65,7 +69,7 @@ func (c *conns) leave(at int, cc *grpc.ClientConn, fresh bool) {
 	}
 	if fresh {
 		c.open[at] = nil
-		_ = cc.Close()
+		c.closing.Go(func() { _ = cc.Close() })
 	}
 	if c.at == at {
 		c.at = (at + 1) % len(c.servers)
@@ -101,14 +105,16 @@ func (c *conns) do(ctx context.Context, call func(context.Context, *grpc.ClientC
 
 func (c *conns) close() error {
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	c.closed = true
+	open := c.open
+	c.open = make([]*grpc.ClientConn, len(open))
+	c.mu.Unlock()
 	var errs []error
-	for i, cc := range c.open {
+	for _, cc := range open {
 		if cc != nil {
 			errs = append(errs, cc.Close())
-			c.open[i] = nil
 		}
 	}
+	c.closing.Wait() // nothing is added once it is closed
 	return errors.Join(errs...)
 }

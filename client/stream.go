@@ -168,10 +168,12 @@ func (k *keeper) act() (wait time.Duration, hung bool) {
 	}
 	now := r.now()
 	next := r.table.NextKeepalive(s.id)
-	// Half of what the leases have left has gone and no push came: if the
-	// server hangs, this keepalive shows it in time.
+	// Half of what the leases have left has gone and nothing prolonged them: if
+	// the server hangs, this keepalive shows it in time. In a lapse it answers,
+	// and is not asked all the time.
 	if s.soonest != 0 && k.asked == 0 {
-		next = instant.Min(next, s.soonest.Add(-s.span/2))
+		quiet := instant.Max(s.soonest.Add(-s.span/2), s.heard.Add(s.span/8))
+		next = instant.Min(next, quiet)
 	}
 	if s.confirm {
 		next = 0

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/headlease/headlease/internal/clusterfile"
@@ -65,11 +66,7 @@ func (c *Cluster) conn(plane link.Plane, p clusterfile.Process) (*grpc.ClientCon
 	if conn := c.conns[k]; conn != nil {
 		return conn, nil
 	}
-	address := p.API
-	if plane == link.PlaneVotes {
-		address = p.Votes
-	}
-	conn, err := c.links.DialGRPC(plane, link.Peer{Name: p.Name, Region: p.Region, Role: pki.Role(p.Role), Address: address})
+	conn, err := c.links.DialGRPC(plane, link.Peer{Name: p.Name, Region: p.Region, Role: pki.Role(p.Role), Address: addressOf(p, plane)})
 	if err != nil {
 		return nil, err
 	}
@@ -85,16 +82,45 @@ type Unreachable struct {
 }
 
 func (u *Unreachable) Error() string {
-	address := u.Process.API
-	if u.Plane == link.PlaneVotes {
-		address = u.Process.Votes
-	}
 	return fmt.Sprintf("%s did not answer on the %s plane at %s: %s; start it, or correct its address in the cluster file",
-		u.Process.Identity(), u.Plane, address, status.Convert(u.Err).Message())
+		u.Process.Identity(), u.Plane, addressOf(u.Process, u.Plane), status.Convert(u.Err).Message())
 }
 
 // Unwrap is the cause.
 func (u *Unreachable) Unwrap() error { return u.Err }
+
+// Refused is a process that answered that it will not do what was asked; asking
+// again is of no use.
+type Refused struct {
+	Process clusterfile.Process
+	Plane   link.Plane
+	Err     error
+}
+
+func (r *Refused) Error() string {
+	return fmt.Sprintf("%s at %s refuses: %s", r.Process.Identity(), addressOf(r.Process, r.Plane), status.Convert(r.Err).Message())
+}
+
+// Unwrap is the cause.
+func (r *Refused) Unwrap() error { return r.Err }
+
+func addressOf(p clusterfile.Process, plane link.Plane) string {
+	if plane == link.PlaneVotes {
+		return p.Votes
+	}
+	return p.API
+}
+
+// refusal reports whether an error is a process's last word.
+func refusal(err error) bool {
+	switch status.Code(err) {
+	case codes.InvalidArgument, codes.NotFound, codes.AlreadyExists, codes.PermissionDenied, codes.Unauthenticated,
+		codes.FailedPrecondition, codes.OutOfRange, codes.Unimplemented, codes.DataLoss:
+		return true
+	default:
+		return false
+	}
+}
 
 // askTimeout bounds one question to one process.
 const askTimeout = 2 * time.Second
@@ -107,7 +133,10 @@ func (c *Cluster) ask(ctx context.Context, plane link.Plane, p clusterfile.Proce
 		defer cancel()
 		err = call(ctx, conn)
 	}
-	if err != nil {
+	switch {
+	case refusal(err):
+		return &Refused{Process: p, Plane: plane, Err: err}
+	case err != nil:
 		return &Unreachable{Process: p, Plane: plane, Err: err}
 	}
 	return nil

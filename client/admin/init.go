@@ -38,16 +38,25 @@ func (c *Cluster) Init(ctx context.Context, progress func(string)) (*pb.ClusterC
 		}
 	}
 	servers := make([]*pb.DescribeServerResponse, len(regions))
+	zones := make([]*pb.DescribeVoterResponse, len(witnesses))
 	err := retry(ctx, func() error {
-		return each(regions, func(i int, p clusterfile.Process) (err error) {
-			servers[i], err = c.DescribeServer(ctx, p)
-			return err
-		})
+		return errors.Join(
+			each(regions, func(i int, p clusterfile.Process) (err error) {
+				servers[i], err = c.DescribeServer(ctx, p)
+				return err
+			}),
+			each(witnesses, func(i int, p clusterfile.Process) (err error) {
+				zones[i], err = c.DescribeVoter(ctx, p)
+				return err
+			}))
 	})
 	if err != nil {
 		return nil, err
 	}
-	progress(fmt.Sprintf("%d region servers answer", len(servers)))
+	progress(fmt.Sprintf("all %d processes answer", len(servers)+len(zones)))
+	if err := checkData(regions, servers, zones); err != nil {
+		return nil, err
+	}
 
 	voters := make([]*pb.Voter, len(c.file.Regions))
 	for i, r := range c.file.Regions {
@@ -94,10 +103,43 @@ func (c *Cluster) Init(ctx context.Context, progress func(string)) (*pb.ClusterC
 	return conf, nil
 }
 
+// checkData finds servers whose data was made anew, before init gives them
+// a group: a cluster has a configuration, and it names another incarnation of
+// their region [F3].
+func checkData(processes []clusterfile.Process, servers []*pb.DescribeServerResponse, witnesses []*pb.DescribeVoterResponse) error {
+	var conf *pb.ClusterConfiguration
+	newer := func(other *pb.ClusterConfiguration) {
+		if other.GetVersion() > conf.GetVersion() {
+			conf = other
+		}
+	}
+	held := map[string]bool{} // regions of which a server belongs to a group
+	for i, s := range servers {
+		newer(s.GetConfiguration())
+		if s.GetInitialised() {
+			held[processes[i].Region] = true
+		}
+	}
+	for _, w := range witnesses {
+		newer(w.GetConfiguration())
+	}
+	var errs []error
+	reported := map[string]bool{}
+	for _, p := range processes {
+		inc := config.VoterIncarnation(conf, config.RegionVoter(p.Region))
+		if inc != 0 && !held[p.Region] && !reported[p.Region] {
+			reported[p.Region] = true
+			errs = append(errs, fmt.Errorf("region %s (incarnation %x) is a member of the cluster's configuration %d, but none of its servers has any data: restore a data directory, or remove the old member and add the region as a new one",
+				p.Region, inc, conf.GetVersion()))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // initRegion makes one region's Raft group and returns its incarnation.
 func (c *Cluster) initRegion(ctx context.Context, r clusterfile.Region, processes []clusterfile.Process, described []*pb.DescribeServerResponse) (uint64, error) {
 	req := &pb.InitRegionRequest{Region: r.Name}
-	var own []clusterfile.Process
+	var own, old, fresh []clusterfile.Process
 	for i, p := range processes {
 		if p.Region != r.Name {
 			continue
@@ -107,16 +149,38 @@ func (c *Cluster) initRegion(ctx context.Context, r clusterfile.Region, processe
 				p.API, described[i].GetRegion(), described[i].GetName(), p.Identity())
 		}
 		own = append(own, p)
+		if described[i].GetInitialised() {
+			old = append(old, p)
+		} else {
+			fresh = append(fresh, p)
+		}
 		req.Servers = append(req.Servers, &pb.RaftServer{Name: p.Name, RaftId: described[i].GetRaftId()})
 	}
-	incarnations := make([]uint64, len(own))
-	err := each(own, func(i int, p clusterfile.Process) error {
-		return c.ask(ctx, link.PlaneAPI, p, initTimeout, func(ctx context.Context, conn *grpc.ClientConn) error {
-			res, err := pb.NewClusterServiceClient(conn).InitRegion(ctx, req)
-			incarnations[i] = res.GetIncarnation()
-			return err
+	ask := func(ctx context.Context, some []clusterfile.Process) ([]uint64, error) {
+		got := make([]uint64, len(some))
+		err := retry(ctx, func() error {
+			return each(some, func(i int, p clusterfile.Process) error {
+				return c.ask(ctx, link.PlaneAPI, p, initTimeout, func(ctx context.Context, conn *grpc.ClientConn) error {
+					res, err := pb.NewClusterServiceClient(conn).InitRegion(ctx, req)
+					got[i] = res.GetIncarnation()
+					return err
+				})
+			})
 		})
-	})
+		return got, err
+	}
+	// Members of a group are asked first: they refuse a list that is not theirs,
+	// and a server that lost its data is then given no group [F3]. Those of an
+	// init that was broken off may have no quorum without the others.
+	if len(old) > 0 && len(fresh) > 0 {
+		short, cancel := context.WithTimeout(ctx, askTimeout)
+		_, err := ask(short, old)
+		cancel()
+		if errors.As(err, new(*Refused)) {
+			return 0, err
+		}
+	}
+	incarnations, err := ask(ctx, own)
 	if err != nil {
 		return 0, err
 	}
@@ -175,7 +239,8 @@ func retry(ctx context.Context, f func() error) error {
 			return nil
 		}
 		var gone *Unreachable
-		if !errors.As(err, &gone) {
+		var refused *Refused
+		if !errors.As(err, &gone) || errors.As(err, &refused) {
 			return err
 		}
 		select {

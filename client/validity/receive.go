@@ -116,8 +116,8 @@ func (t *Table) takeAck(now instant.Instant, st *stream, ack *pb.Ack) []Event {
 }
 
 // takeComplete ends every token that the list does not name: those named by
-// this stream (withdrawn ones run to their end), and whatever older streams
-// said.
+// this stream (withdrawn ones run to their end), and whatever older streams of
+// this term said.
 func (t *Table) takeComplete(now instant.Instant, s *session, v *view, held []*pb.Held) []Event {
 	listed := map[string]fence.Token{}
 	for _, h := range held {
@@ -142,8 +142,12 @@ func (t *Table) takeComplete(now instant.Instant, s *session, v *view, held []*p
 		}
 	}
 	s.current = v.st.key
-	t.dropViews(s, v.st.key)
-	if len(s.views) == 0 {
+	// A new leader names what is held before it has renewed the head lease, and
+	// can say nothing of its end till then. What the one before it promised for
+	// the same tokens stays true until it runs out: the new leader counts it as
+	// sent [L3]. Of its own term it says everything anew.
+	t.dropViews(s, func(w *view) bool { return w == v || w.st.term < v.st.term && t.speaks(now, s, w) })
+	if s.view(v.st.key) == nil {
 		s.views = append(s.views, v)
 	}
 	slices.SortFunc(events, func(a, b Event) int { return strings.Compare(a.Resource, b.Resource) })

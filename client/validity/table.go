@@ -195,7 +195,7 @@ func (t *Table) CloseSession(id string) {
 	if !ok {
 		return
 	}
-	t.dropViews(s, key{})
+	t.dropViews(s, func(*view) bool { return false })
 	delete(t.sessions, id)
 }
 
@@ -206,7 +206,7 @@ func (t *Table) DetachSession(id string) {
 	if !ok {
 		return
 	}
-	t.dropViews(s, key{})
+	t.dropViews(s, func(*view) bool { return false })
 	s.minSequence = s.sequence + 1
 	for _, l := range s.leases {
 		l.until = 0
@@ -343,6 +343,9 @@ func (t *Table) Released(now instant.Instant, id, resource string, token fence.T
 func (t *Table) Poll(now instant.Instant) []Event {
 	var events []Event
 	for _, s := range t.sessions {
+		if len(s.views) > 1 {
+			t.dropViews(s, func(v *view) bool { return v.st.key == s.current || t.speaks(now, s, v) })
+		}
 		for _, v := range s.views {
 			for resource, n := range v.named {
 				if n.withdrawn && v.st.local(n.until, t.drift) <= now {
@@ -427,11 +430,12 @@ func (s *session) bury(now instant.Instant, resource string, token fence.Token, 
 	s.floors[resource] = f
 }
 
-// dropViews forgets what all others than keep said of the session.
-func (t *Table) dropViews(s *session, keep key) {
+// dropViews forgets what was said of the session on streams that keep does not
+// hold on to.
+func (t *Table) dropViews(s *session, keep func(*view) bool) {
 	left := s.views[:0]
 	for _, v := range s.views {
-		if v.st.key == keep {
+		if keep(v) {
 			left = append(left, v)
 			continue
 		}
@@ -440,6 +444,16 @@ func (t *Table) dropViews(s *session, keep key) {
 	}
 	clear(s.views[len(left):])
 	s.views = left
+}
+
+// speaks reports whether a view still gives a token validity.
+func (t *Table) speaks(now instant.Instant, s *session, v *view) bool {
+	for resource, n := range v.named {
+		if end, _ := t.viewEnds(s, v, resource, n.token); end > now {
+			return true
+		}
+	}
+	return false
 }
 
 // collect forgets a stream that can say nothing more and speaks for nobody.

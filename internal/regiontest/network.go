@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/headlease/headlease/client"
 	"github.com/headlease/headlease/internal/link"
@@ -102,7 +103,10 @@ func (n *Network) dial(ctx context.Context, from caller, to string) (net.Conn, e
 	if in == nil {
 		return nil, errRefused
 	}
-	a, b := net.Pipe()
+	a, b, err := pipe(ctx)
+	if err != nil {
+		return nil, err
+	}
 	near := &conn{Conn: a, network: n, gate: &s.gate, closed: make(chan struct{}), remote: caller(to)}
 	far := &conn{Conn: b, network: n, gate: &s.gate, closed: make(chan struct{}), remote: from}
 	select {
@@ -113,6 +117,26 @@ func (n *Network) dial(ctx context.Context, from caller, to string) (net.Conn, e
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
+}
+
+// buffer of a connection, in bytes each way: as much as a kernel might take for
+// a peer that does not read.
+const buffer = 64 << 10
+
+// pipe returns the ends of a connection with buffers.
+func pipe(ctx context.Context) (a, b net.Conn, err error) {
+	l := bufconn.Listen(buffer)
+	accepted := make(chan net.Conn, 1)
+	go func() {
+		c, _ := l.Accept() // fails when the dial did, and l is closed
+		accepted <- c
+	}()
+	a, err = l.DialContext(ctx)
+	if err != nil {
+		_ = l.Close()
+	}
+	b = <-accepted
+	return a, b, errors.Join(err, l.Close())
 }
 
 // caller is who is at the other end of a connection, as its address.

@@ -125,7 +125,8 @@ func (r *Region) View() state.View {
 	return r.machine.View()
 }
 
-// Elect makes a server the leader of a new term.
+// Elect makes a server the leader of a new term, which renews the head lease at
+// once.
 func (r *Region) Elect(server int) {
 	r.Depose()
 	r.mu.Lock()
@@ -137,6 +138,7 @@ func (r *Region) Elect(server int) {
 		panic(fmt.Sprintf("regiontest: begin term: %v", res.GetError()))
 	}
 	r.lessor.Begin(r.term, r.machine.View())
+	r.renewLocked()
 }
 
 // Depose leaves the region without a leader.
@@ -265,6 +267,10 @@ func (r *Region) hold(ctx context.Context) {
 func (r *Region) renew() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.renewLocked()
+}
+
+func (r *Region) renewLocked() {
 	p, ok := r.machine.View().Partition(Partition)
 	if !ok || !p.Live() || r.lapsed || r.leader < 0 {
 		return

@@ -103,6 +103,9 @@ func (s *Server) leader() (name string, ready bool) {
 func (s *Server) peer(name string) (*grpc.ClientConn, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.grpc == nil { // a call that outlived it; nobody would close the connection
+		return nil, errRefused
+	}
 	if c := s.peers[name]; c != nil {
 		return c, nil
 	}
