@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -9,7 +10,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc/status"
 
 	cluster "github.com/headlease/headlease/client/admin"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
@@ -40,12 +40,7 @@ It exits with 1 when a partition has no owner that holds it.`,
 				} else if err := s.print(a.stdout); err != nil {
 					return err
 				}
-				for _, p := range s.Partitions {
-					if p.Owner == "" {
-						return &exitError{code: exitFailed}
-					}
-				}
-				return nil
+				return s.verdict()
 			})
 		},
 	}
@@ -81,6 +76,8 @@ type processSummary struct {
 	Term    uint64 `json:"term,omitempty"`
 	Applied uint64 `json:"applied,omitempty"`
 	Version string `json:"version,omitempty"`
+	// Error says why it is unreachable.
+	Error string `json:"error,omitempty"`
 }
 
 type peerSummary struct {
@@ -143,6 +140,8 @@ func summarise(c *cluster.Cluster, v cluster.View) summary {
 			default:
 				p.State = "without a leader"
 			}
+		} else {
+			p.Error = sv.Err.Error()
 		}
 		s.Processes = append(s.Processes, p)
 	}
@@ -154,12 +153,32 @@ func summarise(c *cluster.Cluster, v cluster.View) summary {
 				p.State = "uninitialised"
 			}
 			peers(w.Process.Name, w.Describe.GetPeers(), w.Describe.GetRoundTrips())
-		} else if msg := status.Convert(w.Err).Message(); msg != "" {
-			p.State = "unreachable"
+		} else {
+			p.Error = w.Err.Error()
 		}
 		s.Processes = append(s.Processes, p)
 	}
 	return s
+}
+
+// verdict is nil if every partition has an owner that holds it. Otherwise the
+// error names those that have none, and every process that did not answer.
+func (s summary) verdict() error {
+	var errs []error
+	for _, p := range s.Partitions {
+		if p.Owner == "" {
+			errs = append(errs, fmt.Errorf("no region holds partition %s", p.Name))
+		}
+	}
+	if len(errs) == 0 {
+		return nil
+	}
+	for _, p := range s.Processes {
+		if p.Error != "" {
+			errs = append(errs, errors.New(p.Error))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 func (s summary) print(out io.Writer) error {

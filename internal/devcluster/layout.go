@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"go.yaml.in/yaml/v3"
@@ -102,6 +103,9 @@ func check(o Options) error {
 	f, err := load(filepath.Join(o.Dir, clusterName))
 	if err == nil {
 		return checkShape(o, f)
+	}
+	if errors.Is(err, syscall.ENOTDIR) {
+		return fmt.Errorf("dir %s: is not a directory; name an empty or a new directory", o.Dir)
 	}
 	if !errors.Is(err, fs.ErrNotExist) {
 		return err

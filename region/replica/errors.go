@@ -22,6 +22,8 @@ var (
 	ErrUninitialised = errors.New("server is not initialised; run headlease init")
 	// ErrClosed: the replica has stopped or was never run.
 	ErrClosed = errors.New("replica is closed")
+	// ErrStarting: Raft does not run yet, so it is not known who is in the group.
+	ErrStarting = errors.New("server is starting; try again")
 )
 
 // NotLeaderError says that nothing was done here and who leads as far as this

@@ -153,7 +153,7 @@ func (r *Replica) Bootstrap(servers []Server) error {
 		}
 		switch {
 		case have == nil:
-			return errors.New("server is starting; try again")
+			return ErrStarting
 		case slices.Equal(sorted(have), sorted(servers)):
 			return nil
 		}
