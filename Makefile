@@ -27,7 +27,7 @@ help: ## list the targets
 build: ## bin/headlease and bin/headlease-witness, static
 	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/...
 
-test: unit processes ## all tests
+test: unit processes drills fuzz-short ## all tests, the drills, and a short run of each fuzz target
 
 unit: need-cc # tests inside one process, with the race detector
 	go test -race -timeout 15m $(OTHERS)
