@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/memberlist"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/headlease/headlease/detector/phi"
 	"github.com/headlease/headlease/internal/clock"
@@ -56,6 +57,8 @@ type Config struct {
 	// Rejoin and FirstJoin default to DefaultRejoin and DefaultFirstJoin.
 	Rejoin, FirstJoin time.Duration
 	Clock             clock.Clock
+	// Registerer of the detector's metrics; may be nil.
+	Registerer prometheus.Registerer
 	// Logger defaults to slog.Default.
 	Logger *slog.Logger
 	// ClusterID tells the id of the configured cluster, empty while unknown;

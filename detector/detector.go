@@ -64,6 +64,8 @@ type Detector struct {
 	beat    Beat
 	seq     uint64
 	ignored uint64
+	// beats counts what was heard and news, by region.
+	beats map[string]uint64
 
 	heard chan string
 	// lanes hold the newest heartbeat on its way to each peer.
@@ -84,6 +86,7 @@ func New(cfg Config) (*Detector, error) {
 		members: map[string]bool{},
 		rtts:    map[string]time.Duration{},
 		notable: map[string]instant.Instant{},
+		beats:   map[string]uint64{},
 		heard:   make(chan string, 256),
 		lanes:   map[string]chan []byte{},
 	}
@@ -103,6 +106,11 @@ func New(cfg Config) (*Detector, error) {
 			return nil, err
 		}
 		d.regions[r] = judge
+	}
+	if cfg.Registerer != nil {
+		if err := cfg.Registerer.Register(collector{d}); err != nil {
+			return nil, fmt.Errorf("detector: %w", err)
+		}
 	}
 	return d, nil
 }
@@ -387,8 +395,8 @@ func (d *Detector) take(hb *pb.Heartbeat) {
 	now := d.cfg.Clock.Now()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if judge := d.regions[hb.GetRegion()]; judge != nil {
-		judge.Heard(now, hb.GetTerm(), hb.GetSeq())
+	if judge := d.regions[hb.GetRegion()]; judge != nil && judge.Heard(now, hb.GetTerm(), hb.GetSeq()) {
+		d.beats[hb.GetRegion()]++
 	}
 }
 

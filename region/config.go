@@ -5,11 +5,14 @@ import (
 	"fmt"
 	"log/slog"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/headlease/headlease/internal/clock"
 	"github.com/headlease/headlease/internal/clusterfile"
 	"github.com/headlease/headlease/internal/fault"
 	"github.com/headlease/headlease/internal/link"
 	"github.com/headlease/headlease/internal/pki"
+	"github.com/headlease/headlease/internal/telemetry"
 )
 
 // Rho is the bound on the rates of all clocks that head leases rest on: 1 %.
@@ -33,6 +36,9 @@ type Config struct {
 	Clock clock.Clock
 	// Version of the build, for status.
 	Version string
+	// Registry of the process's metrics, served at the file's metrics address; nil:
+	// the server makes one.
+	Registry *prometheus.Registry
 	// Logger defaults to slog.Default.
 	Logger *slog.Logger
 	// Exit ends the process when its disk hangs; nil: exit with status 75.
@@ -42,6 +48,9 @@ type Config struct {
 func (c Config) withDefaults() Config {
 	if c.Logger == nil {
 		c.Logger = slog.Default()
+	}
+	if c.Registry == nil {
+		c.Registry = telemetry.NewRegistry(c.Version)
 	}
 	return c
 }

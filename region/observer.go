@@ -21,6 +21,7 @@ func (s *Server) Applied(_, _ uint64, events []state.Event) {
 			s.configured(time.Duration(e.Configuration.GetDNs()))
 		}
 	}
+	s.metrics.applied(events)
 	s.voter.Applied(events)
 	s.lessor.Applied(events)
 	s.campaign.Applied(events)
@@ -31,6 +32,7 @@ func (s *Server) begin(term uint64) {
 	if c := view.Configuration(); c != nil {
 		s.configured(time.Duration(c.GetDNs()))
 	}
+	s.metrics.begin(view)
 	s.voter.Begin(term, view)
 	s.lessor.Begin(term, view)
 	s.campaign.Begin(term, view)
@@ -54,6 +56,7 @@ func (s *Server) Restored() {
 
 // Deposed ends the tables of a term.
 func (s *Server) Deposed(term uint64) {
+	s.metrics.leads.Store(false)
 	s.campaign.Deposed(term)
 	s.voter.Deposed(term)
 	s.lessor.Deposed(term)

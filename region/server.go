@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net"
+	"slices"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -22,6 +24,8 @@ import (
 	"github.com/headlease/headlease/internal/link"
 	"github.com/headlease/headlease/internal/policy"
 	"github.com/headlease/headlease/internal/rungroup"
+	"github.com/headlease/headlease/internal/telemetry"
+	"github.com/headlease/headlease/internal/telemetry/grpcmetrics"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 	"github.com/headlease/headlease/region/api"
 	lessorrun "github.com/headlease/headlease/region/lessor/run"
@@ -52,6 +56,9 @@ type Server struct {
 	api      *grpc.Server
 	votes    *grpc.Server
 	health   *health.Server
+	metrics  *metrics
+	shown    *telemetry.Server // nil: not served
+	ready    *readiness
 }
 
 // New checks everything that can be checked, in an order that changes nothing
@@ -63,6 +70,7 @@ func New(ctx context.Context, cfg Config) (s *Server, err error) {
 	}
 	s = &Server{cfg: cfg.withDefaults()}
 	s.process, _ = cfg.File.Process(cfg.Name)
+	s.metrics = newMetrics(s.cfg.Registry)
 	s.cfg.Clock = clock.WithFaults(s.cfg.Clock, s.cfg.Faults)
 	defer func() {
 		if err != nil {
@@ -73,6 +81,9 @@ func New(ctx context.Context, cfg Config) (s *Server, err error) {
 	if err := s.listen(); err != nil {
 		return s, err
 	}
+	if err := s.show(ctx); err != nil {
+		return s, err
+	}
 	if err := s.makeDetector(); err != nil {
 		return s, err
 	}
@@ -80,6 +91,8 @@ func New(ctx context.Context, cfg Config) (s *Server, err error) {
 		return s, err
 	}
 	s.makeShells()
+	s.cfg.Registry.MustRegister(collector{s})
+	s.ready = s.readiness()
 	return s, s.makeServers()
 }
 
@@ -106,10 +119,22 @@ func (s *Server) listen() (err error) {
 	return err
 }
 
+// show takes the address of metrics and health, if the cluster file has one.
+func (s *Server) show(ctx context.Context) (err error) {
+	if s.process.Metrics == "" {
+		return nil
+	}
+	s.shown, err = telemetry.Listen(ctx, telemetry.ServerConfig{
+		Address: s.process.Metrics, Gatherer: s.cfg.Registry, Logger: s.cfg.Logger,
+		Ready: func(ctx context.Context) error { return s.ready.check(ctx) },
+	})
+	return err
+}
+
 func (s *Server) makeDetector() (err error) {
 	c := detector.Config{
 		Name: s.process.Name, Region: s.process.Region, Cluster: s.cfg.File.Cluster, Insecure: s.cfg.Insecure,
-		Transport: s.gossip, D: s.cfg.File.D, Clock: s.cfg.Clock, Logger: s.cfg.Logger,
+		Transport: s.gossip, D: s.cfg.File.D, Clock: s.cfg.Clock, Registerer: s.cfg.Registry, Logger: s.cfg.Logger,
 		ClusterID: func() string { return s.replica.View().Configuration().GetClusterId() },
 		Heard: func(process string) {
 			s.remote.Heard(process)
@@ -151,7 +176,7 @@ func (s *Server) openReplica(ctx context.Context) error {
 	s.replica, err = replica.Open(ctx, replica.Config{
 		Name: s.process.Name, Cluster: s.cfg.File.Cluster, Region: s.process.Region, DataDir: s.cfg.DataDir,
 		Stream: s.raftLn, Timing: timing, Clock: s.cfg.Clock, Observer: s, Terms: s.peers,
-		Disk: s.cfg.Faults, Logger: s.cfg.Logger, Exit: s.cfg.Exit,
+		Disk: s.cfg.Faults, Registerer: s.cfg.Registry, Logger: s.cfg.Logger, Exit: s.cfg.Exit,
 	})
 	return err
 }
@@ -174,11 +199,12 @@ func neverApplied(err error) bool {
 func (s *Server) makeShells() {
 	s.voter = vote.New(vote.Config{
 		Region: s.process.Region, Raft: s.replica, Detector: detectorHint(s.verdict),
-		Clock: s.cfg.Clock, Logger: s.cfg.Logger, NeverApplied: neverApplied,
+		Clock: s.cfg.Clock, Registerer: s.cfg.Registry, Logger: s.cfg.Logger, NeverApplied: neverApplied,
 	})
-	s.lessor = lessorrun.New(lessorrun.Config{Raft: s.replica, Clock: s.cfg.Clock, Logger: s.cfg.Logger})
+	s.lessor = lessorrun.New(lessorrun.Config{Raft: s.replica, Clock: s.cfg.Clock, Registerer: s.cfg.Registry, Logger: s.cfg.Logger})
 	s.campaign = campaignrun.New(campaignrun.Config{
-		Region: s.process.Region, Own: s.voter, Remote: s.remote, Raft: s.replica, Heads: s.lessor,
+		Region: s.process.Region, Own: s.voter, Remote: newVoters(s.cfg.Registry, s.remote, slices.Sorted(maps.Keys(s.peers.voters()))),
+		Raft: campaignRaft{s.replica, s.metrics.campaigns}, Heads: heads{s.lessor, s.metrics},
 		Verdict: s.verdict, Clock: s.cfg.Clock, Rho: Rho, Logger: s.cfg.Logger,
 		Rand: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())), NeverApplied: neverApplied,
 	})
@@ -188,6 +214,7 @@ func (s *Server) makeServers() error {
 	identify := api.Identify(s.process.Region, policy.ByConnection)
 	s.health = health.NewServer()
 	rules := &policy.Enforcer{Table: api.Policy(), Identify: identify}
+	counted := grpcmetrics.ServerOptions(s.cfg.Registry)
 	server := func(plane link.Plane) *grpc.Server {
 		forward := &api.Forwarder{
 			Leader: s.leader,
@@ -197,10 +224,13 @@ func (s *Server) makeServers() error {
 				}
 				return s.process.Name
 			},
-			Conn:     func(server string) (*grpc.ClientConn, error) { return s.peers.conn(plane, server) },
+			Conn: func(server string) (*grpc.ClientConn, error) {
+				s.metrics.forwarded[plane].Inc()
+				return s.peers.conn(plane, server)
+			},
 			Identify: identify, Local: api.Local(),
 		}
-		options := append(s.links.ServerOptions(plane), rules.ServerOptions()...)
+		options := append(append(s.links.ServerOptions(plane), counted...), rules.ServerOptions()...)
 		g := grpc.NewServer(append(options, grpc.ChainUnaryInterceptor(forward.Unary), grpc.ChainStreamInterceptor(forward.Stream))...)
 		healthpb.RegisterHealthServer(g, s.health)
 		return g
@@ -241,6 +271,7 @@ func (s *Server) Run(ctx context.Context) error {
 	s.cfg.Logger.Info("region server runs", "name", s.process.Name, "region", s.process.Region, "cluster", s.cfg.File.Cluster,
 		"api", s.apiLn.Addr().String(), "votes", s.votesLn.Addr().String(), "initialised", s.replica.Initialised())
 	err := rungroup.Run(ctx,
+		rungroup.Task{Name: "metrics", Run: func(stop context.Context) error { return s.shown.Run(ctx, stop) }},
 		rungroup.Task{Name: "clock", Run: func(ctx context.Context) error {
 			return clock.Watch(ctx, clock.WatchConfig{Clock: s.cfg.Clock, Restarted: s.clockGap})
 		}},
@@ -281,6 +312,9 @@ func (s *Server) Close() error {
 		add(s.replica.Close())
 	} else if s.raftLn != nil {
 		add(s.raftLn.Close())
+	}
+	if s.shown != nil {
+		add(s.shown.Close())
 	}
 	if s.gossip != nil {
 		add(s.gossip.Shutdown())

@@ -46,11 +46,13 @@ type durable interface {
 // Once a write has failed it answers nothing more: what the disk then holds is
 // unknown, so the process must end and read it afresh.
 type voter struct {
-	id       string
-	name     string
-	cluster  string
-	version  string
-	clock    clock.Clock
+	id      string
+	name    string
+	cluster string
+	version string
+	clock   clock.Clock
+	// metrics may be nil; load then makes some for nobody.
+	metrics  *metrics
 	suspects Suspecter
 	logger   *slog.Logger
 	// exit ends the process when a write hangs.
@@ -73,12 +75,16 @@ type voter struct {
 
 func (v *voter) load(s durable, c contents) {
 	v.turn = make(chan struct{}, 1)
+	if v.metrics == nil {
+		v.metrics = newMetrics(nil)
+	}
 	v.store, v.self = s, c.identity
 	v.setConfiguration(c.configuration)
 	v.registers = map[string]register.Register{}
 	for partition, rec := range c.registers {
 		v.registers[partition] = register.Register{Record: rec}
 	}
+	v.metrics.registers.Set(float64(len(v.registers)))
 	v.restart(v.clock.Now())
 }
 
@@ -116,6 +122,7 @@ func (v *voter) leave() { <-v.turn }
 func (v *voter) setConfiguration(c *pb.ClusterConfiguration) {
 	v.configuration = c
 	if c != nil {
+		v.metrics.configured.Set(1)
 		v.configured(c)
 	}
 }
@@ -124,8 +131,10 @@ func (v *voter) setConfiguration(c *pb.ClusterConfiguration) {
 // when it fails.
 func (v *voter) guard(what string, call func() error) error {
 	stop := v.watch(what)
+	started := time.Now()
 	err := call()
 	stop()
+	v.metrics.stored(what, time.Since(started), err)
 	if err == nil {
 		return nil
 	}
@@ -232,6 +241,7 @@ func (v *voter) prepare(ctx context.Context, req *pb.PrepareRequest) (*pb.Prepar
 	for _, o := range outcomes {
 		resp.Answers = append(resp.Answers, register.PrepareAnswerOf(o.partition, v.registers[o.partition], now, o.rule, o.verdict))
 	}
+	v.metrics.votes.Prepared(resp.GetAnswers())
 	return resp, nil
 }
 
@@ -280,6 +290,7 @@ func (v *voter) accept(ctx context.Context, req *pb.AcceptRequest) (*pb.AcceptRe
 	for _, o := range outcomes {
 		resp.Answers = append(resp.Answers, register.AcceptAnswerOf(o.partition, v.registers[o.partition], now, o.rule))
 	}
+	v.metrics.votes.Accepted(resp.GetAnswers())
 	return resp, nil
 }
 
@@ -305,6 +316,7 @@ func (v *voter) commit(changes map[string]register.Change) error {
 	for partition, rec := range records {
 		v.registers[partition] = v.registers[partition].Written(now, rec)
 	}
+	v.metrics.registers.Set(float64(len(v.registers)))
 	return nil
 }
 

@@ -28,6 +28,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
@@ -39,6 +40,7 @@ import (
 	"github.com/headlease/headlease/internal/pki"
 	"github.com/headlease/headlease/internal/policy"
 	"github.com/headlease/headlease/internal/rungroup"
+	"github.com/headlease/headlease/internal/telemetry"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
 
@@ -69,6 +71,11 @@ type Config struct {
 	DataDir string
 	// Votes and Gossip are host:port to listen on.
 	Votes, Gossip string
+	// Metrics is HOST:PORT or "unix:PATH" to serve metrics and health on; empty:
+	// nowhere.
+	Metrics string
+	// Registry of the process's metrics; nil: the witness makes one.
+	Registry *prometheus.Registry
 	// Peers are all other region servers and witnesses.
 	Peers []Peer
 	// D is the head lease's length.
@@ -93,6 +100,9 @@ type Config struct {
 func (c Config) withDefaults() Config {
 	if c.Logger == nil {
 		c.Logger = slog.Default()
+	}
+	if c.Registry == nil {
+		c.Registry = telemetry.NewRegistry(c.Version)
 	}
 	if c.Exit == nil {
 		c.Exit = os.Exit
@@ -140,6 +150,7 @@ type Witness struct {
 	voter    *voter
 	server   *grpc.Server
 	health   *health.Server
+	metrics  *telemetry.Server // nil: not served
 	broken   chan error
 	// clusterID is the configured one; nil before.
 	clusterID atomic.Pointer[string]
@@ -168,12 +179,21 @@ func New(cfg Config) (w *Witness, err error) {
 		return w, fmt.Errorf("witness: %w", err)
 	}
 	w.listener = listener
+	if w.cfg.Metrics != "" {
+		w.metrics, err = telemetry.Listen(context.Background(), telemetry.ServerConfig{
+			Address: w.cfg.Metrics, Gatherer: w.cfg.Registry, Ready: w.ready, Logger: w.cfg.Logger,
+		})
+		if err != nil {
+			return w, fmt.Errorf("witness: %w", err)
+		}
+	}
 	if w.gossip, err = w.links.GossipTransport(link.GossipConfig{Listen: w.cfg.Gossip, Resolve: w.resolve}); err != nil {
 		return w, fmt.Errorf("witness: %w", err)
 	}
 	w.voter = &voter{
 		id: "witness/" + w.cfg.Name, name: w.cfg.Name, cluster: w.cfg.Cluster, version: w.cfg.Version,
 		clock: w.cfg.Clock, logger: w.cfg.Logger, exit: w.cfg.Exit,
+		metrics: newMetrics(w.cfg.Registry),
 		failed: func(err error) {
 			select {
 			case w.broken <- err:
@@ -210,7 +230,7 @@ func (w *Witness) resolve(name, address string) (link.Peer, bool) {
 func (w *Witness) makeDetector() error {
 	c := detector.Config{
 		Name: w.cfg.Name, Cluster: w.cfg.Cluster, Insecure: w.cfg.Insecure,
-		Transport: w.gossip, D: w.cfg.D, Clock: w.cfg.Clock, Logger: w.cfg.Logger,
+		Transport: w.gossip, D: w.cfg.D, Clock: w.cfg.Clock, Registerer: w.cfg.Registry, Logger: w.cfg.Logger,
 		// Not from the voter: its turn may be held by a slow disk, and
 		// heartbeats must not wait for that.
 		ClusterID: func() string {
@@ -254,6 +274,23 @@ func (w *Witness) makeServer() error {
 	return rules.Check(w.server)
 }
 
+// ready: configured. A witness depends on nobody else, and a failed disk ends
+// it.
+func (w *Witness) ready(context.Context) error {
+	if w.clusterID.Load() == nil {
+		return errors.New("this witness has no configuration; run `headlease init`")
+	}
+	return nil
+}
+
+// MetricsAddr is where metrics and health are served; nil: nowhere.
+func (w *Witness) MetricsAddr() net.Addr {
+	if w.metrics == nil {
+		return nil
+	}
+	return w.metrics.Addr()
+}
+
 // VotesAddr is where the VoteService listens.
 func (w *Witness) VotesAddr() net.Addr { return w.listener.Addr() }
 
@@ -266,6 +303,7 @@ func (w *Witness) Run(ctx context.Context) error {
 	w.cfg.Logger.Info("witness runs", "name", w.cfg.Name, "cluster", w.cfg.Cluster, "votes", w.VotesAddr().String(),
 		"gossip", w.GossipAddr().String(), "configured", w.clusterID.Load() != nil)
 	err := rungroup.Run(ctx,
+		rungroup.Task{Name: "metrics", Run: func(stop context.Context) error { return w.metrics.Run(ctx, stop) }},
 		rungroup.Task{Name: "disk", Run: w.awaitFailure},
 		rungroup.Task{Name: "clock", Run: w.watchClock},
 		rungroup.Task{Name: "detector", Run: w.detector.Run},
@@ -322,6 +360,9 @@ func (w *Witness) Close() error {
 	var errs []error
 	if w.server != nil {
 		w.server.Stop()
+	}
+	if w.metrics != nil {
+		errs = append(errs, w.metrics.Close())
 	}
 	if w.gossip != nil {
 		errs = append(errs, w.gossip.Shutdown())

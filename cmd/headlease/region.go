@@ -12,6 +12,8 @@ import (
 	"github.com/headlease/headlease/internal/clusterfile"
 	"github.com/headlease/headlease/internal/fault"
 	"github.com/headlease/headlease/internal/pki"
+	"github.com/headlease/headlease/internal/telemetry"
+	"github.com/headlease/headlease/internal/telemetry/gometrics"
 	"github.com/headlease/headlease/internal/version"
 	"github.com/headlease/headlease/region"
 )
@@ -84,6 +86,10 @@ func runRegion(ctx context.Context, a *app, f clusterfile.File, faults string, d
 		return err
 	}
 	if cfg.Clock, err = clock.NewSystem(); err != nil {
+		return err
+	}
+	cfg.Registry = telemetry.NewRegistry(cfg.Version)
+	if err := gometrics.Install(cfg.Registry); err != nil {
 		return err
 	}
 	s, err := region.New(ctx, cfg)

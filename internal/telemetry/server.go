@@ -76,6 +76,17 @@ func (s *Server) Addr() net.Addr { return s.ln.Addr() }
 // Stopping makes the process not ready from now on; it is about to stop.
 func (s *Server) Stopping() { s.stopping.Store(true) }
 
+// Run is Serve as the first part of a process, which stops last: it answers until
+// ctx ends, and from the end of process on that the process is not ready. A nil
+// Server returns at once.
+func (s *Server) Run(process, ctx context.Context) error {
+	if s == nil {
+		return nil
+	}
+	defer context.AfterFunc(process, s.Stopping)()
+	return s.Serve(ctx)
+}
+
 // Serve answers until ctx ends, which is no error.
 func (s *Server) Serve(ctx context.Context) error {
 	done := make(chan error, 1)

@@ -6,9 +6,12 @@ import (
 	"log/slog"
 	"sync"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/headlease/headlease/global/register"
 	"github.com/headlease/headlease/internal/clock"
 	"github.com/headlease/headlease/internal/instant"
+	"github.com/headlease/headlease/internal/telemetry"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 	"github.com/headlease/headlease/region/state"
 )
@@ -36,7 +39,9 @@ type Config struct {
 	Raft     Raft
 	Detector Detector
 	Clock    clock.Clock
-	Logger   *slog.Logger
+	// Registerer of the voter's metrics; may be nil.
+	Registerer prometheus.Registerer
+	Logger     *slog.Logger
 	// NeverApplied reports whether a proposal's error means that the command
 	// surely did not and will not take effect.
 	NeverApplied func(error) bool
@@ -45,7 +50,8 @@ type Config struct {
 // Voter answers votes for a region while its server leads. It is safe for
 // concurrent use.
 type Voter struct {
-	cfg Config
+	cfg     Config
+	metrics *telemetry.Votes
 
 	mu   sync.Mutex
 	term uint64 // of the tables; 0: not leading
@@ -57,7 +63,7 @@ func New(cfg Config) *Voter {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &Voter{cfg: cfg}
+	return &Voter{cfg: cfg, metrics: telemetry.NewVotes(cfg.Registerer)}
 }
 
 // Begin builds the tables of a term from the view at its first own entry. It
@@ -178,6 +184,7 @@ func (v *Voter) Prepare(ctx context.Context, req *pb.PrepareRequest) (*pb.Prepar
 			answers[i] = register.PrepareAnswerOf(write.names[k], v.seen(write.names[k], rec), now, rule, verdicts[i])
 		}
 	}
+	v.metrics.Prepared(answers)
 	return &pb.PrepareResponse{State: v.State(req.GetHeader()), Answers: answers}, nil
 }
 
@@ -282,6 +289,7 @@ func (v *Voter) Accept(ctx context.Context, req *pb.AcceptRequest) (*pb.AcceptRe
 			return nil, err
 		}
 	}
+	v.metrics.Accepted(answers)
 	return &pb.AcceptResponse{State: v.State(req.GetHeader()), Answers: answers}, nil
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/headlease/headlease/internal/clusterfile"
 	"github.com/headlease/headlease/internal/fault"
 	"github.com/headlease/headlease/internal/pki"
+	"github.com/headlease/headlease/internal/telemetry"
 	"github.com/headlease/headlease/internal/version"
 	"github.com/headlease/headlease/witness"
 )
@@ -79,6 +80,7 @@ func run(ctx context.Context, f flags, file clusterfile.File, insecure bool, log
 	if cfg.Clock, err = clock.NewSystem(); err != nil {
 		return err
 	}
+	cfg.Registry = telemetry.NewRegistry(cfg.Version)
 	w, err := witness.New(cfg)
 	if err != nil {
 		return err
@@ -99,7 +101,7 @@ func configure(f flags, file clusterfile.File, insecure bool) (witness.Config, e
 		return witness.Config{}, err
 	}
 	cfg := witness.Config{
-		Cluster: file.Cluster, Name: w.Name, DataDir: file.DataDir, Votes: w.Votes, Gossip: w.Gossip, D: file.D,
+		Cluster: file.Cluster, Name: w.Name, DataDir: file.DataDir, Votes: w.Votes, Gossip: w.Gossip, Metrics: w.Metrics, D: file.D,
 		Insecure: insecure, Version: version.String(),
 	}
 	for _, p := range file.Peers(w.Name) {

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/headlease/headlease/fence"
 	"github.com/headlease/headlease/internal/clock"
 	"github.com/headlease/headlease/internal/instant"
@@ -35,18 +37,21 @@ type Config struct {
 	Raft   Raft
 	Clock  clock.Clock
 	Lessor lessor.Config
-	Logger *slog.Logger
+	// Registerer of the shell's metrics; may be nil.
+	Registerer prometheus.Registerer
+	Logger     *slog.Logger
 }
 
 // Shell drives the lessor of the term that this server leads. It is safe for
 // concurrent use.
 type Shell struct {
-	cfg  Config
-	base context.Context
-	stop context.CancelFunc
-	work sync.WaitGroup
-	wake chan struct{} // the clock's
-	ask  chan struct{} // the checks'
+	cfg    Config
+	base   context.Context
+	stop   context.CancelFunc
+	work   sync.WaitGroup
+	wake   chan struct{} // the clock's
+	ask    chan struct{} // the checks'
+	metric *metrics
 
 	mu      sync.Mutex
 	closed  bool
@@ -64,10 +69,12 @@ func New(cfg Config) *Shell {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	base, stop := context.WithCancel(context.Background())
-	return &Shell{
+	s := &Shell{
 		cfg: cfg, base: base, stop: stop, wake: make(chan struct{}, 1), ask: make(chan struct{}, 1),
 		streams: map[lessor.StreamID]*Stream{}, passed: make(chan struct{}),
 	}
+	s.metric = newMetrics(cfg.Registerer, s)
+	return s
 }
 
 // Begin builds the tables of a term from the view at its first own entry.
@@ -186,8 +193,12 @@ func (s *Shell) flush() {
 		if !ok {
 			continue
 		}
+		if m.Message.GetAck() != nil {
+			s.metric.acked.Inc()
+		}
 		if !st.push(m.Message) {
 			s.cfg.Logger.Warn("a client reads too slowly; closing its stream")
+			s.metric.slow.Inc()
 			st.finish(ErrSlow)
 			delete(s.streams, m.Stream)
 			s.lessor.StreamClosed(s.cfg.Clock.Now(), m.Stream)

@@ -1,0 +1,20 @@
+// Package grpcmetrics counts the calls of gRPC servers. It is apart from package
+// telemetry because the witness, which must stay small, does not link it.
+package grpcmetrics
+
+import (
+	grpcprom "github.com/grpc-ecosystem/go-grpc-middleware/providers/prometheus"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+
+	"github.com/headlease/headlease/internal/telemetry"
+)
+
+// ServerOptions returns the options with which a process's gRPC servers count their
+// calls by method, code and latency, and the messages of streams. They go before
+// those of the policy, so that refused calls count too.
+func ServerOptions(reg prometheus.Registerer) []grpc.ServerOption {
+	m := grpcprom.NewServerMetrics(grpcprom.WithServerHandlingTimeHistogram(grpcprom.WithHistogramBuckets(telemetry.Seconds())))
+	reg.MustRegister(m)
+	return []grpc.ServerOption{grpc.ChainUnaryInterceptor(m.UnaryServerInterceptor()), grpc.ChainStreamInterceptor(m.StreamServerInterceptor())}
+}
