@@ -80,9 +80,15 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 func (m *metrics) begin(view state.View) {
 	m.terms.Inc()
 	m.leads.Store(true)
-	for p := range view.Partitions() { // shown as 0 before the first of each
+	m.configured(view.Configuration())
+}
+
+// configured shows the counters of every partition, as 0 before the first of
+// each.
+func (m *metrics) configured(c *pb.ClusterConfiguration) {
+	for _, p := range c.GetPartitions() {
 		for _, v := range []*prometheus.CounterVec{m.promotions, m.resumptions, m.drops, m.lapses} {
-			v.WithLabelValues(p.Name)
+			v.WithLabelValues(p.GetName())
 		}
 	}
 }
@@ -94,6 +100,8 @@ func (m *metrics) applied(events []state.Event) {
 	}
 	for _, e := range events {
 		switch e := e.(type) {
+		case state.Configured:
+			m.configured(e.Configuration)
 		case state.SessionOpened:
 			m.opened.Inc()
 		case state.SessionClosed:

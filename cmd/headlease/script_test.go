@@ -14,7 +14,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){"headlease": main, "call": call})
+	testscript.Main(m, map[string]func(){"headlease": main, "call": call, "fetch": fetch})
 }
 
 // TestScripts runs testdata/script. Beside testscript's own commands there is
@@ -23,7 +23,8 @@ func TestMain(m *testing.M) {
 //
 // which lists DIR's entries with their modes and the hashes of their contents
 // in FILE; compare two of them with cmp to show that nothing was changed. The
-// other commands, and the program call, are in script_cmds_test.go.
+// other commands, and the programs call and fetch, are in script_cmds_test.go and
+// script_fetch_test.go.
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata/script",

@@ -8,7 +8,7 @@ import (
 )
 
 // ListenLocal listens in plain text for what never leaves the machine:
-// metrics, a sidecar's local API, the resources of drills. address is
+// a sidecar's local API, the resources of drills. address is
 // HOST:PORT on loopback, or "unix:PATH". what names the setting in errors. No
 // faults apply: no process of the cluster is at the other end.
 func ListenLocal(ctx context.Context, what, address string) (net.Listener, error) {

@@ -77,7 +77,6 @@ const (
 
 // Label names.
 const (
-	LabelCode      = "code"
 	LabelMethod    = "method"
 	LabelPartition = "partition"
 	LabelPeer      = "peer"
