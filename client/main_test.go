@@ -87,7 +87,7 @@ func (w *world) release(l *client.Lease) {
 }
 
 // queue starts an Acquire that waits, and returns when it has its place.
-func (w *world) queue(c *client.Client, resource string, ctx context.Context) <-chan result { //nolint:revive // the context is the waiter's
+func (w *world) queue(c *client.Client, resource string, ctx context.Context) <-chan result {
 	w.Helper()
 	before := waiters(resource)(w.eu.View())
 	out := make(chan result, 1)

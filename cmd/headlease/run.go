@@ -137,7 +137,7 @@ func runUnder(a *app, l *client.Lease, argv []string) error {
 			return commandError(a, err, reason)
 		case s := <-signals:
 			if reason == nil { // else it has got its signal
-				_ = syscall.Kill(group, s.(syscall.Signal)) //nolint:errcheck,forcetypeassert // signals are; it may have ended
+				_ = syscall.Kill(group, s.(syscall.Signal)) // os/signal delivers no other kind; the group may have ended
 			}
 			continue
 		case <-lost:

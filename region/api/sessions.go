@@ -119,7 +119,7 @@ func (s *Sessions) Attach(ss grpc.BidiStreamingServer[pb.AttachRequest, pb.Attac
 	select {
 	case err = <-received:
 		stream.Close()
-		drain(sent)
+		_ = drain(sent) // why the client ended is the reason that counts
 	case err = <-sent:
 	case <-stream.Done():
 		err = drain(sent)
