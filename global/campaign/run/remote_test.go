@@ -102,7 +102,9 @@ func serve(t *testing.T, name string) *process {
 	go func() { done <- g.Serve(counting{ln, p}) }()
 	t.Cleanup(func() {
 		g.Stop()
-		<-done
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
 	})
 	return p
 }
