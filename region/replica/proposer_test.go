@@ -19,54 +19,57 @@ import (
 )
 
 // TestResultsReachTheirCallers: many callers, several kinds of commands, every
-// one gets the answer to its own.
+// one gets the answer to its own. In virtual time, so that a busy machine changes
+// no leader.
 func TestResultsReachTheirCallers(t *testing.T) {
-	c := newCluster(t, nil, three, func(cfg *Config) { cfg.Timing = TimingCalm() })
-	c.start()
-	n := c.setup()
-	ctx := context.Background()
-	var seen sync.Map
-	var wg sync.WaitGroup
-	for w := range 64 {
-		rng := rand.New(rand.NewPCG(1, uint64(w)))
-		wg.Go(func() {
-			for i := range 40 {
-				propose := n.r.Propose
-				if rng.IntN(4) == 0 {
-					propose = n.r.ProposeUrgent
-				}
-				var err error
-				var res *pb.CommandResult
-				id := fmt.Sprintf("%d-%d", w, i)
-				switch rng.IntN(3) {
-				case 0:
-					res, err = propose(ctx, ticket(0))
-					if b := res.GetReserved(); err == nil && b == nil {
-						t.Errorf("%s: reserve answered %v", id, res)
-					} else if _, twice := seen.LoadOrStore(b.GetBallot().GetRound(), id); err == nil && twice {
-						t.Errorf("%s: round %d was answered twice", id, b.GetBallot().GetRound())
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, newSimNet(), three, nil)
+		c.start()
+		n := c.setup()
+		ctx := context.Background()
+		var seen sync.Map
+		var wg sync.WaitGroup
+		for w := range 64 {
+			rng := rand.New(rand.NewPCG(1, uint64(w)))
+			wg.Go(func() {
+				for i := range 40 {
+					propose := n.r.Propose
+					if rng.IntN(4) == 0 {
+						propose = n.r.ProposeUrgent
 					}
-				case 1: // refused by Apply, with a text of its own
-					bad := openSession(id)
-					bad.GetOpenSession().TtlMs = -int64(w*1000 + i + 1)
-					res, err = propose(ctx, bad)
-					if want := fmt.Sprintf("%d is out of range", -(w*1000 + i + 1)); err == nil && !strings.Contains(res.GetError().String(), want) {
-						t.Errorf("%s: answered %v, want %q", id, res.GetError(), want)
+					var err error
+					var res *pb.CommandResult
+					id := fmt.Sprintf("%d-%d", w, i)
+					switch rng.IntN(3) {
+					case 0:
+						res, err = propose(ctx, ticket(0))
+						if b := res.GetReserved(); err == nil && b == nil {
+							t.Errorf("%s: reserve answered %v", id, res)
+						} else if _, twice := seen.LoadOrStore(b.GetBallot().GetRound(), id); err == nil && twice {
+							t.Errorf("%s: round %d was answered twice", id, b.GetBallot().GetRound())
+						}
+					case 1: // refused by Apply, with a text of its own
+						bad := openSession(id)
+						bad.GetOpenSession().TtlMs = -int64(w*1000 + i + 1)
+						res, err = propose(ctx, bad)
+						if want := fmt.Sprintf("%d is out of range", -(w*1000 + i + 1)); err == nil && !strings.Contains(res.GetError().String(), want) {
+							t.Errorf("%s: answered %v, want %q", id, res.GetError(), want)
+						}
+					case 2:
+						res, err = propose(ctx, openSession(id))
+						if err == nil && (res.GetError() != nil || res.GetKind() != nil) {
+							t.Errorf("%s: open answered %v", id, res)
+						}
 					}
-				case 2:
-					res, err = propose(ctx, openSession(id))
-					if err == nil && (res.GetError() != nil || res.GetKind() != nil) {
-						t.Errorf("%s: open answered %v", id, res)
+					if err != nil {
+						t.Errorf("%s: %v", id, err)
 					}
 				}
-				if err != nil {
-					t.Errorf("%s: %v", id, err)
-				}
-			}
-		})
-	}
-	wg.Wait()
-	c.stop()
+			})
+		}
+		wg.Wait()
+		c.stop()
+	})
 }
 
 // TestBatching: what arrives while an entry is in flight shares the next ones.
