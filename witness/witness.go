@@ -331,25 +331,9 @@ func (w *Witness) awaitFailure(ctx context.Context) error {
 }
 
 func (w *Witness) serve(ctx context.Context) error {
-	done := make(chan error, 1)
-	go func() { done <- w.server.Serve(w.listener) }()
-	select {
-	case err := <-done:
-		return fmt.Errorf("serve votes: %w", err)
-	case <-ctx.Done():
-	}
-	w.health.Shutdown()
-	stopped := make(chan struct{})
-	go func() { defer close(stopped); w.server.GracefulStop() }()
-	timer := time.NewTimer(stopTimeout)
-	defer timer.Stop()
-	select {
-	case <-stopped:
-	case <-timer.C:
-		w.server.Stop()
-		<-stopped
-	}
-	if err := <-done; err != nil {
+	stop := context.AfterFunc(ctx, w.health.Shutdown)
+	defer stop()
+	if err := link.ServeGRPC(ctx, w.server, w.listener, stopTimeout); err != nil {
 		return fmt.Errorf("serve votes: %w", err)
 	}
 	return nil
