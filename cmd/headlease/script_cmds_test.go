@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
@@ -59,11 +60,7 @@ func ports(ts *testscript.TestScript, neg bool, args []string) {
 			if nextPort.port++; nextPort.port >= high {
 				nextPort.port = low
 			}
-			address := net.JoinHostPort("127.0.0.1", strconv.Itoa(nextPort.port))
-			if ends, err := occupyAddress(address); err == nil {
-				for _, c := range ends {
-					ts.Check(c.Close())
-				}
+			if unused(net.JoinHostPort("127.0.0.1", strconv.Itoa(nextPort.port))) {
 				break
 			}
 		}
@@ -71,19 +68,31 @@ func ports(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-func occupyAddress(address string) ([]io.Closer, error) {
-	stream, err := net.Listen("tcp", address)
-	if err != nil {
-		return nil, err
+// unused reports whether nobody is at an address. It knocks, and does not bind:
+// a process that another script starts at that moment would inherit the socket
+// and hold the port a while longer, until its exec.
+func unused(address string) bool {
+	if c, err := net.Dial("tcp", address); !errors.Is(err, syscall.ECONNREFUSED) {
+		if err == nil {
+			_ = c.Close()
+		}
+		return false
 	}
-	datagram, err := net.ListenPacket("udp", address)
+	c, err := net.Dial("udp", address)
 	if err != nil {
-		return nil, errors.Join(err, stream.Close())
+		return false
 	}
-	return []io.Closer{stream, datagram}, nil
+	defer func() { _ = c.Close() }()
+	if c.SetDeadline(time.Now().Add(time.Second)) != nil {
+		return false
+	}
+	if _, err = c.Write([]byte{0}); err == nil {
+		_, err = c.Read(make([]byte, 1))
+	}
+	return errors.Is(err, syscall.ECONNREFUSED)
 }
 
-// occupied are the addresses that a script has taken.
+// occupied are the ports that a script has taken, by network and port.
 type occupied map[string]io.Closer
 
 type occupiedKey struct{}
@@ -107,7 +116,8 @@ func occupy(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Defer(func() { _ = c.Close() }) // closed already if it was vacated
 }
 
-// vacate NETWORK PORT undoes occupy.
+// vacate NETWORK PORT undoes occupy. It waits for processes that inherited the
+// socket, see unused.
 func vacate(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 2 {
 		ts.Fatalf("usage: vacate tcp|udp PORT")
@@ -117,6 +127,17 @@ func vacate(ts *testscript.TestScript, neg bool, args []string) {
 		ts.Fatalf("%s port %s is not occupied", args[0], args[1])
 	}
 	ts.Check(c.Close())
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	end := time.NewTimer(awaitTimeout)
+	defer end.Stop()
+	for !unused(net.JoinHostPort("127.0.0.1", args[1])) {
+		select {
+		case <-tick.C:
+		case <-end.C:
+			ts.Fatalf("%s port %s is still in use after %v", args[0], args[1], awaitTimeout)
+		}
+	}
 }
 
 // fill SRC DST copies a file with its ${NAME}s filled in.
