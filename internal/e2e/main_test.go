@@ -48,7 +48,7 @@ func run(m *testing.M) int {
 // cluster is a running development cluster.
 type cluster struct {
 	*devcluster.Cluster
-	t     *testing.T
+	t     testing.TB
 	admin *admin.Cluster
 	links *link.Links
 }
@@ -59,7 +59,7 @@ const (
 )
 
 // start runs a cluster in dir until the test ends.
-func start(t *testing.T, o devcluster.Options) *cluster {
+func start(t testing.TB, o devcluster.Options) *cluster {
 	t.Helper()
 	c := &cluster{t: t}
 	o.Binary, o.Logger = binary, slog.New(slog.DiscardHandler)
@@ -161,7 +161,7 @@ func (c *cluster) client(home string, ttl time.Duration) *client.Client {
 }
 
 // within is a context for one step of a test.
-func within(t *testing.T, d time.Duration) context.Context {
+func within(t testing.TB, d time.Duration) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeoutCause(t.Context(), d, fmt.Errorf("the step took longer than %v", d))
 	t.Cleanup(cancel)
