@@ -196,10 +196,13 @@ func (r *region) ask(ctx context.Context, s *session, id uint64, resource string
 	var res *pb.AcquireResponse
 	err := r.conns.do(ctx, func(ctx context.Context, cc *grpc.ClientConn) (err error) {
 		r.mu.Lock()
-		lowest := r.table.LowestOpenRequest(s.id)
+		lowest, over := r.table.LowestOpenRequest(s.id), s.over
 		r.mu.Unlock()
-		if lowest == 0 || lowest > id {
-			return s.expired() // it ended meanwhile
+		switch {
+		case over:
+			return s.expired()
+		case lowest > id:
+			return overBefore(resource) // the stream has answered it meanwhile
 		}
 		sent := r.now() // before this very attempt leaves
 		res, err = pb.NewLeaseServiceClient(cc).Acquire(ctx, &pb.AcquireRequest{

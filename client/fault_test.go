@@ -308,6 +308,7 @@ func TestAnIsolatedRegionIsLeftForThePromotedOne(t *testing.T) {
 		q := w.queue(b, "lock/x", w.Context())
 		w.eu.Lapse(true)
 		w.lost(l, ttl)
+		time.Sleep(l.Remaining() + 200*time.Millisecond)
 		us.Own(2)
 		fresh := w.acquire(a, "lock/z")
 		if fresh.Region() != "us" {

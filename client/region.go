@@ -48,6 +48,9 @@ type session struct {
 	heard instant.Instant
 	// acked is when the newest acknowledged keepalive was sent.
 	acked instant.Instant
+	// sent and answeredTo are the highest sequences of keepalives sent and
+	// acknowledged.
+	sent, answeredTo uint64
 	// answered is closed and made anew at each ack, attached when a new stream
 	// has begun to speak for the session.
 	answered, attached chan struct{}
@@ -191,10 +194,10 @@ func (r *region) leaveSession(ctx context.Context) error {
 	if s == nil {
 		return nil
 	}
-	from := r.now()
+	from := s.sent
 	s.confirm = true
 	poke(s.wake)
-	for s.acked < from && !s.over && ctx.Err() == nil {
+	for s.answeredTo <= from && !s.over && ctx.Err() == nil {
 		answered := s.answered
 		r.mu.Unlock()
 		select {
@@ -204,7 +207,7 @@ func (r *region) leaveSession(ctx context.Context) error {
 		}
 		r.mu.Lock()
 	}
-	over, confirmed := s.over, s.acked >= from
+	over, confirmed := s.over, s.answeredTo > from
 	r.finish(s, ErrLeft, func(*Lease) error { return ErrLeft })
 	switch {
 	case over:

@@ -133,6 +133,7 @@ func (k *keeper) take(msg *pb.AttachResponse) {
 		return
 	}
 	s.heard = now
+	s.answeredTo = max(s.answeredTo, ack.GetSequence())
 	k.asked = 0
 	left := k.sent[:0]
 	for _, sent := range k.sent {
@@ -172,7 +173,7 @@ func (k *keeper) act() (wait time.Duration, hung bool) {
 	// the server hangs, this keepalive shows it in time. In a lapse it answers,
 	// and is not asked all the time.
 	if s.soonest != 0 && k.asked == 0 {
-		quiet := instant.Max(s.soonest.Add(-s.span/2), s.heard.Add(s.span/8))
+		quiet := instant.Max(s.soonest.Add(-s.span/2), s.heard.Add(max(s.span/8, minRetry)))
 		next = instant.Min(next, quiet)
 	}
 	if s.confirm {
@@ -181,7 +182,7 @@ func (k *keeper) act() (wait time.Duration, hung bool) {
 	var ka *pb.Keepalive
 	if next <= now {
 		if ka = r.table.Keepalive(now, s.id, k.id); ka != nil {
-			s.confirm = false
+			s.confirm, s.sent = false, ka.GetSequence()
 			if len(k.sent) == maxSent {
 				k.sent = append(k.sent[:0], k.sent[1:]...)
 			}

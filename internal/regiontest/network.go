@@ -40,7 +40,8 @@ func (n *Network) Delay(delay func() time.Duration) {
 	n.delay = delay
 }
 
-func (n *Network) wait() {
+// wait takes the time of a read, less if the connection ends meanwhile.
+func (n *Network) wait(ended <-chan struct{}) {
 	n.mu.Lock()
 	var d time.Duration
 	if n.delay != nil {
@@ -48,7 +49,10 @@ func (n *Network) wait() {
 	}
 	n.mu.Unlock()
 	if d > 0 {
-		time.Sleep(d)
+		select {
+		case <-time.After(d):
+		case <-ended:
+		}
 	}
 }
 
@@ -107,8 +111,9 @@ func (n *Network) dial(ctx context.Context, from caller, to string) (net.Conn, e
 	if err != nil {
 		return nil, err
 	}
-	near := &conn{Conn: a, network: n, gate: &s.gate, closed: make(chan struct{}), remote: caller(to)}
-	far := &conn{Conn: b, network: n, gate: &s.gate, closed: make(chan struct{}), remote: from}
+	ended := &ending{ch: make(chan struct{})}
+	near := &conn{Conn: a, network: n, gate: &s.gate, ended: ended, remote: caller(to)}
+	far := &conn{Conn: b, network: n, gate: &s.gate, ended: ended, remote: from}
 	select {
 	case in.conns <- far:
 		return near, nil
@@ -151,8 +156,15 @@ type conn struct {
 	network *Network
 	gate    *gate
 	remote  caller
-	once    sync.Once
-	closed  chan struct{}
+	ended   *ending
+}
+
+// ending is when the first end of a connection closes. From then on nothing is
+// delayed or held: gRPC's calls spin from a failed write until the reader of
+// the same transport has failed, too.
+type ending struct {
+	once sync.Once
+	ch   chan struct{}
 }
 
 func (c *conn) RemoteAddr() net.Addr { return c.remote }
@@ -160,14 +172,14 @@ func (c *conn) RemoteAddr() net.Addr { return c.remote }
 func (c *conn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	if err == nil {
-		c.network.wait()
-		c.gate.pass(c.closed)
+		c.network.wait(c.ended.ch)
+		c.gate.pass(c.ended.ch)
 	}
 	return n, err
 }
 
 func (c *conn) Close() error {
-	c.once.Do(func() { close(c.closed) })
+	c.ended.once.Do(func() { close(c.ended.ch) })
 	return c.Conn.Close()
 }
 
@@ -177,7 +189,7 @@ type gate struct {
 	shut chan struct{}
 }
 
-func (g *gate) pass(unless <-chan struct{}) {
+func (g *gate) pass(ended <-chan struct{}) {
 	for {
 		g.mu.Lock()
 		shut := g.shut
@@ -187,7 +199,7 @@ func (g *gate) pass(unless <-chan struct{}) {
 		}
 		select {
 		case <-shut:
-		case <-unless:
+		case <-ended:
 			return
 		}
 	}

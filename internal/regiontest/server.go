@@ -70,14 +70,16 @@ func (s *Server) Start() {
 func (s *Server) Kill() {
 	s.mu.Lock()
 	g, done := s.grpc, s.done
-	s.grpc, s.in = nil, nil
-	for name, c := range s.peers {
-		_ = c.Close()
-		delete(s.peers, name)
-	}
+	peers := s.peers
+	s.grpc, s.in, s.peers = nil, nil, map[string]*grpc.ClientConn{}
 	s.mu.Unlock()
+	// What follows takes time, and is done without the lock: a method in
+	// progress may want it.
+	for _, c := range peers {
+		_ = c.Close()
+	}
 	if g != nil {
-		g.Stop() // without the lock, which a method in progress may want
+		g.Stop()
 		<-done
 	}
 }

@@ -11,7 +11,9 @@ import (
 
 // send queues a message of this term.
 func (l *Lessor) send(st *stream, m *pb.AttachResponse) {
-	m.Term = l.term
+	if m.Term != l.term { // a push that goes to many streams may be being sent already
+		m.Term = l.term
+	}
 	l.out.Sends = append(l.out.Sends, Send{Stream: st.id, Message: m})
 }
 

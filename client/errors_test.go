@@ -1,0 +1,69 @@
+package client
+
+import (
+	"errors"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	pb "github.com/headlease/headlease/proto/headlease/v1"
+	"github.com/headlease/headlease/region/api"
+)
+
+// Every kind of refusal comes back as what it was: code, text, detail, and one
+// sentinel. A new kind without a sentinel fails here.
+func TestErrorsRoundTrip(t *testing.T) {
+	sentinels := map[string]error{
+		"not_owner": ErrNotOwner, "lapsed": ErrLapsed, "moved": ErrMoved, "session_expired": ErrSessionExpired,
+		"not_holder": ErrNotHolder, "overloaded": ErrOverloaded, "invalid": ErrInvalid, "not_leader": ErrUnavailable,
+		"uninitialised": ErrInvalid, "stale_request": ErrStaleRequest, "wrong_term": ErrUnavailable,
+		"other_cluster": ErrDenied, "refused": ErrInvalid,
+	}
+	all := []error{
+		ErrNotOwner, ErrLapsed, ErrMoved, ErrSessionExpired, ErrNotHolder, ErrOverloaded, ErrInvalid, ErrUnavailable,
+		ErrStaleRequest, ErrDenied, ErrClosed, ErrBusy, ErrLost, ErrReleased, ErrLeft,
+	}
+	kinds := (&pb.ErrorDetail{}).ProtoReflect().Descriptor().Oneofs().ByName("kind").Fields()
+	for i := range kinds.Len() {
+		field := kinds.Get(i)
+		name := string(field.Name())
+		detail := &pb.ErrorDetail{}
+		detail.ProtoReflect().Set(field, detail.ProtoReflect().NewField(field))
+		sent := &api.DetailError{Detail: detail}
+		got := errorOf(status.ErrorProto(sent.GRPCStatus().Proto()))
+		var e *Error
+		if !errors.As(got, &e) || !proto.Equal(e.Detail, detail) || e.Code != sent.GRPCStatus().Code() || e.Code == codes.Internal {
+			t.Errorf("%s: came back as %#v", name, got)
+			continue
+		}
+		if e.Error() != sent.Error() || e.Error() == "" && name != "refused" { // which has its reason only
+			t.Errorf("%s: text %q, sent %q", name, e.Error(), sent.Error())
+		}
+		for _, s := range all {
+			if is := errors.Is(got, s); is != (s == sentinels[name]) {
+				t.Errorf("%s: errors.Is(err, %q) is %v", name, s, is)
+			}
+		}
+		if errorOfDetail(detail).Error() == "" && name != "refused" {
+			t.Errorf("%s: no text without a status", name)
+		}
+	}
+}
+
+func TestErrorsWithoutADetail(t *testing.T) {
+	for code, want := range map[codes.Code]error{
+		codes.Unavailable: ErrUnavailable, codes.DeadlineExceeded: ErrUnavailable, codes.Canceled: ErrUnavailable,
+		codes.Internal: ErrUnavailable, codes.Unknown: ErrUnavailable, codes.ResourceExhausted: ErrOverloaded,
+		codes.InvalidArgument: ErrInvalid, codes.Unimplemented: ErrInvalid, codes.FailedPrecondition: ErrInvalid,
+		codes.PermissionDenied: ErrDenied, codes.Unauthenticated: ErrDenied,
+	} {
+		if err := errorOf(status.Error(code, "x")); !errors.Is(err, want) {
+			t.Errorf("%v: is not %v", code, want)
+		}
+	}
+	if errorOf(nil) != nil {
+		t.Error("an error of nothing")
+	}
+}
