@@ -24,6 +24,18 @@
 // lost, its leases end here by the clock alone, and Acquire goes on in the
 // region that is promoted.
 //
+// A session is one holder: users of one resource in one client take turns.
+// [Client.Close] gives everything back; [Client.Leave] leaves the session to
+// its TTL, and [ReleaseHandle] ends a lease of it from elsewhere.
+//
+// # Threads
+//
+// A session has three goroutines: its stream's owner, that stream's reader, and
+// the sweep, which ends contexts by the clock whatever the stream waits for.
+// Close and Leave wait for them and for everything begun in the background
+// (releases, cancels). One lock per region covers its session, leases and
+// belief; nobody waits for a network under it.
+//
 // # Faults survived
 //
 // Leader changes, servers that hang (left before half the TTL), lost answers

@@ -42,7 +42,7 @@ func TestErrorsRoundTrip(t *testing.T) {
 			t.Errorf("%s: text %q, sent %q", name, e.Error(), sent.Error())
 		}
 		for _, s := range all {
-			if is := errors.Is(got, s); is != (s == sentinels[name]) {
+			if is := errors.Is(got, s); is != errors.Is(s, sentinels[name]) {
 				t.Errorf("%s: errors.Is(err, %q) is %v", name, s, is)
 			}
 		}

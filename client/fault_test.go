@@ -36,6 +36,28 @@ func TestANewTermResumesLeasesAndPlaces(t *testing.T) {
 	})
 }
 
+// A new leader says who holds what before it has renewed the head lease, which
+// takes it a round trip to the voters. Until then its predecessor's word counts.
+func TestL3ThePromiseOfTheLeaderBeforeRunsOn(t *testing.T) {
+	inWorld(t, func(w *world) {
+		c := w.client("a")
+		l := w.acquire(c, "lock/x")
+		w.valid(l, ttl)
+		w.eu.Lapse(true)
+		w.eu.Elect(1)
+		w.valid(l, time.Second)
+		w.eu.Lapse(false)
+		w.valid(l, 2*ttl)
+		// It runs out all the same, if the new leader cannot renew at all.
+		w.eu.Lapse(true)
+		w.eu.Elect(2)
+		w.lost(l, 4*time.Second)
+		if left := l.Remaining(); left > 200*time.Millisecond {
+			t.Errorf("believed for another %v", left)
+		}
+	})
+}
+
 func TestARestartedServerCostsNothing(t *testing.T) {
 	inWorld(t, func(w *world) {
 		c := w.client("a")

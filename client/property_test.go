@@ -16,8 +16,7 @@ import (
 	"github.com/headlease/headlease/region/state"
 )
 
-// rateClock runs at a rate of its own, and pauses with its process: a freeze
-// of the process is a jump of the clock to itself.
+// rateClock runs at a rate of its own.
 type rateClock struct {
 	clock.Runtime
 	ppm int64
