@@ -1,0 +1,214 @@
+package redisguard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync/atomic"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/headlease/headlease/fence"
+)
+
+// DefaultKeyPrefix begins the keys of marks.
+const DefaultKeyPrefix = "headlease:mark:"
+
+// Options of a guard.
+type Options struct {
+	// KeyPrefix begins the keys of marks; default DefaultKeyPrefix. All
+	// guards of the same data must have the same. No braces.
+	KeyPrefix string
+	// Logger defaults to slog.Default().
+	Logger *slog.Logger
+}
+
+// Validate reports all faults of the options at once.
+func (o Options) Validate() error {
+	if strings.ContainsAny(o.KeyPrefix, "{}") {
+		return fmt.Errorf("key prefix of marks: %q has braces, which would decide the mark's slot; leave them out", o.KeyPrefix)
+	}
+	return nil
+}
+
+func (o Options) withDefaults() Options {
+	if o.KeyPrefix == "" {
+		o.KeyPrefix = DefaultKeyPrefix
+	}
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+	return o
+}
+
+// CorruptError is returned for a mark that is not a token: something else
+// wrote to its key. No write to the resource is let through until an operator
+// has set the key to the highest token that may have been given out.
+type CorruptError struct {
+	Resource, Key, Value string
+}
+
+func (e *CorruptError) Error() string {
+	return fmt.Sprintf("mark of %s refused: key %q holds %q, which is no token; set it to the highest token given out",
+		e.Resource, e.Key, e.Value)
+}
+
+// Guard is safe for concurrent use. It holds nothing but the client, which
+// stays the caller's to close.
+type Guard struct {
+	client redis.UniversalClient
+	opts   Options
+
+	claim, command *redis.Script
+	// policySeen is set once a server has told its maxmemory-policy.
+	policySeen atomic.Bool
+}
+
+// New returns a guard on the client's server, without talking to it. The
+// client should have ContextTimeoutEnabled: without it go-redis keeps its own
+// timeouts and not the deadline of a call's ctx.
+func New(client redis.UniversalClient, opts Options) (*Guard, error) {
+	var errs []error
+	if client == nil {
+		errs = append(errs, errors.New("client of a guard: is nil; give the client that the data is written with"))
+	}
+	if err := errors.Join(append(errs, opts.Validate())...); err != nil {
+		return nil, err
+	}
+	return &Guard{
+		client:  client,
+		opts:    opts.withDefaults(),
+		claim:   redis.NewScript(luaClaim),
+		command: redis.NewScript(luaBodyHead + luaCommand + luaBodyTail),
+	}, nil
+}
+
+// Claim raises the resource's mark to the token: after a nil return no write
+// of a lower token is executed any more, so the new holder reads a state that
+// no earlier one changes [F15]. It is repeatable. A holder calls it before its
+// first read and after a *fence.UnclaimedError, and only while lease.Valid().
+//
+// It fails with a *fence.StaleError if a higher token was seen and with a
+// *CorruptError if the mark is not a token. After any other error the mark may
+// or may not be raised; claim again.
+func (g *Guard) Claim(ctx context.Context, resource string, token fence.Token) error {
+	if _, err := g.run(ctx, g.claim, resource, token, nil, nil); err != nil {
+		return fmt.Errorf("claim of %s: %w", resource, err)
+	}
+	g.warnOfEviction(ctx)
+	return nil
+}
+
+// Mark returns the highest token seen of a resource; 0 if nobody claimed it.
+func (g *Guard) Mark(ctx context.Context, resource string) (fence.Token, error) {
+	key, err := g.MarkKey(resource)
+	if err != nil {
+		return 0, err
+	}
+	text, err := g.client.Get(ctx, key).Result()
+	switch {
+	case errors.Is(err, redis.Nil):
+		return 0, nil
+	case err != nil:
+		return 0, fmt.Errorf("mark of %s: %w", resource, err)
+	}
+	token, err := fence.ParseToken(text)
+	if err != nil {
+		return 0, &CorruptError{Resource: resource, Key: key, Value: text}
+	}
+	return token, nil
+}
+
+// Run runs the script if the token is not below the resource's mark, in the
+// same atomic step, and returns its reply as go-redis reads it: nil, int64,
+// string, []any. A higher token raises the mark first. All keys that the
+// script reaches are in keys and have the resource's hash tag.
+//
+// It fails, the script not run, with a *fence.StaleError below the mark, a
+// *fence.UnclaimedError without one, a *CorruptError if the mark is not a
+// token, and a *SlotError for a key elsewhere. An error of the script itself
+// is a redis.Error; what it did before stays.
+func (g *Guard) Run(ctx context.Context, resource string, token fence.Token, script *Script, keys []string, args ...any) (any, error) {
+	if script == nil {
+		return nil, fmt.Errorf("guarded write to %s: script is nil; make one with NewScript", resource)
+	}
+	reply, err := g.run(ctx, script.script, resource, token, keys, args)
+	if err != nil {
+		return nil, fmt.Errorf("guarded write to %s: %w", resource, err)
+	}
+	return reply, nil
+}
+
+// run sends one of this package's scripts and reads what it says of the token.
+func (g *Guard) run(ctx context.Context, script *redis.Script, resource string, token fence.Token, keys []string, args []any) (any, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if _, err := fence.TokenOf(uint64(token)); err != nil {
+		return nil, fmt.Errorf("token: %w", err)
+	}
+	mark, err := g.MarkKey(resource, keys...)
+	if err != nil {
+		return nil, err
+	}
+	allKeys := append([]string{mark}, keys...)
+	allArgs := append([]any{token.String()}, args...)
+	reply, err := script.Run(ctx, g.client, allKeys, allArgs...).Slice()
+	if err != nil {
+		return nil, err
+	}
+	return g.verdict(resource, mark, token, reply)
+}
+
+// verdict maps a script's reply to the body's, or to the refusal.
+func (g *Guard) verdict(resource, mark string, token fence.Token, reply []any) (any, error) {
+	// Lua ends a list at its first nil: a body without a reply leaves one out.
+	var status, second any
+	if len(reply) > 0 {
+		status = reply[0]
+	}
+	if len(reply) > 1 {
+		second = reply[1]
+	}
+	seen, _ := second.(string)
+	switch status {
+	case statusOK:
+		return second, nil
+	case statusUnclaimed:
+		return nil, &fence.UnclaimedError{Resource: resource}
+	case statusStale:
+		if t, err := fence.ParseToken(seen); err == nil {
+			return nil, &fence.StaleError{Resource: resource, Seen: t, Given: token}
+		}
+		// Digits, and above every token.
+		return nil, &CorruptError{Resource: resource, Key: mark, Value: seen}
+	case statusCorrupt:
+		return nil, &CorruptError{Resource: resource, Key: mark, Value: seen}
+	default:
+		return nil, fmt.Errorf("guard script replied %v: not of this package; is a proxy in between", reply)
+	}
+}
+
+// warnOfEviction looks once at what the server does when its memory is full.
+// It decides nothing, so a server that will not tell is asked again.
+func (g *Guard) warnOfEviction(ctx context.Context) {
+	if g.policySeen.Load() {
+		return
+	}
+	info, err := g.client.Info(ctx, "memory").Result()
+	if err != nil {
+		g.opts.Logger.Debug("the server's maxmemory-policy is not known", "err", err)
+		return
+	}
+	_, after, ok := strings.Cut(info, "maxmemory_policy:")
+	if !ok || g.policySeen.Swap(true) {
+		return
+	}
+	policy, _, _ := strings.Cut(after, "\r\n")
+	if strings.HasPrefix(policy, "allkeys-") {
+		g.opts.Logger.Warn("redis may evict fencing marks, and a resource without one takes no writes until it is claimed again; set maxmemory-policy to noeviction or volatile-*",
+			"maxmemory_policy", policy)
+	}
+}
