@@ -29,13 +29,13 @@ build: ## bin/headlease and bin/headlease-witness, static
 
 test: unit processes drills fuzz-short ## all tests, the drills, and a short run of each fuzz target
 
-unit: need-cc # tests inside one process, with the race detector
+unit: need-cc need-redis # tests inside one process, with the race detector
 	go test -race -timeout 15m $(OTHERS)
 
 processes: # tests that start processes, one package after the other
 	go test -p 1 -timeout 20m $(PROCESSES)
 
-race: need-cc ## all tests with the race detector, also of processes
+race: need-cc need-redis ## all tests with the race detector, also of processes
 	go test -race -timeout 15m $(OTHERS)
 	go test -race -p 1 -timeout 40m $(PROCESSES)
 
@@ -91,10 +91,12 @@ soak: build ## region losses over and over, RUNS (10) times; prints the failover
 clean: ## remove what was built
 	rm -rf bin
 
-.PHONY: need-cc need-git need-spin
+.PHONY: need-cc need-git need-redis need-spin
 need-cc: # the race detector and spin's verifiers are compiled by a C compiler
 	@scripts/need.sh gcc gcc libc6-dev
 need-git:
 	@scripts/need.sh git git
+need-redis: # the Redis guard's tests run a real server
+	@scripts/need.sh redis-server redis-server
 need-spin:
 	@scripts/need.sh spin spin
