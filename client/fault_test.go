@@ -135,7 +135,7 @@ func TestSilenceEndsContextsThenValidityThenTheHold(t *testing.T) {
 		if left < 50*time.Millisecond || !l.Valid() {
 			t.Errorf("%v left when the context ended; the margin is 100 ms", left)
 		}
-		time.Sleep(left)
+		time.Sleep(left) // virtual
 		if l.Valid() {
 			t.Error("valid after its remaining time")
 		}
@@ -164,7 +164,7 @@ func TestALostLeaseIsNotKeptForNobody(t *testing.T) {
 			w.eu.Server(i).Thaw()
 		}
 		left := l.Remaining()
-		time.Sleep(left + time.Millisecond)
+		time.Sleep(left + time.Millisecond) // virtual
 		if l.Valid() {
 			t.Error("a lost lease was prolonged")
 		}
@@ -195,7 +195,7 @@ func TestF19AGapInTheClockEndsValidityAtOnce(t *testing.T) {
 			t.Fatal("valid a minute later")
 		}
 		w.lost(l, time.Second)
-		time.Sleep(200 * time.Millisecond) // the watch looks every 100 ms
+		time.Sleep(200 * time.Millisecond) // virtual: the watch looks every 100 ms
 		// Under a second it is no gap, but time that has passed.
 		l = w.acquire(c, "lock/x", client.Wait())
 		w.valid(l, ttl)
@@ -260,7 +260,7 @@ func TestALapseIsWaitedOutWithTheSameToken(t *testing.T) {
 		if d := w.lost(l, 5*time.Second); d < 2*time.Second {
 			t.Errorf("lost after %v with a head lease of 4 s", d)
 		}
-		time.Sleep(5 * time.Second)
+		time.Sleep(5 * time.Second) // virtual
 		if l.Valid() {
 			t.Error("valid in a lapse")
 		}
@@ -299,7 +299,7 @@ func TestALostRegionsWorkGoesOnInTheNext(t *testing.T) {
 			w.eu.Server(i).Kill()
 		}
 		w.lost(l, ttl)
-		time.Sleep(2 * time.Second)
+		time.Sleep(2 * time.Second) // virtual
 		if l.Valid() {
 			t.Error("valid after the head lease's end")
 		}
@@ -330,7 +330,7 @@ func TestAnIsolatedRegionIsLeftForThePromotedOne(t *testing.T) {
 		q := w.queue(b, "lock/x", w.Context())
 		w.eu.Lapse(true)
 		w.lost(l, ttl)
-		time.Sleep(l.Remaining() + 200*time.Millisecond)
+		time.Sleep(l.Remaining() + 200*time.Millisecond) // virtual
 		us.Own(2)
 		fresh := w.acquire(a, "lock/z")
 		if fresh.Region() != "us" {

@@ -42,7 +42,7 @@ func TestALeftSessionLivesForItsTTLAndItsHandleReleases(t *testing.T) {
 		if err := json.Unmarshal(raw, &again); err != nil || again.Validate() != nil {
 			t.Fatalf("%s: %v, %v", raw, err, again.Validate())
 		}
-		time.Sleep(ttl - 100*time.Millisecond)
+		time.Sleep(ttl - 100*time.Millisecond) // virtual
 		if w.holder("lock/x") != "client/a" {
 			t.Fatalf("%q holds it before the TTL was over", w.holder("lock/x"))
 		}
@@ -56,7 +56,7 @@ func TestALeftSessionLivesForItsTTLAndItsHandleReleases(t *testing.T) {
 		if err := client.ReleaseHandle(w.Context(), cfg, again); !errors.Is(err, client.ErrNotHolder) {
 			t.Errorf("a second release: %v", err)
 		}
-		time.Sleep(ttl)
+		time.Sleep(ttl) // virtual
 		if err := client.ReleaseHandle(w.Context(), cfg, again); !errors.Is(err, client.ErrSessionExpired) {
 			t.Errorf("after the session: %v", err)
 		}
@@ -84,7 +84,7 @@ func TestReleaseIsIdempotent(t *testing.T) {
 		w.eu.Depose()
 		released := make(chan error, 1)
 		go func() { released <- next.Release(w.Context()) }()
-		time.Sleep(time.Second)
+		time.Sleep(time.Second) // virtual
 		if next.Valid() {
 			t.Error("valid while it is being released")
 		}
