@@ -14,17 +14,17 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 
 	"github.com/headlease/headlease/internal/clock"
 	"github.com/headlease/headlease/internal/clusterfile"
 	"github.com/headlease/headlease/internal/fault"
+	"github.com/headlease/headlease/internal/leaktest"
 	"github.com/headlease/headlease/internal/pki"
 	"github.com/headlease/headlease/region/api"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.VerifyTestMain(m) }
 
 // config is that of a region's only server, over TLS on loopback addresses that
 // are free now.

@@ -14,7 +14,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"go.uber.org/goleak"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -23,10 +22,11 @@ import (
 	"github.com/headlease/headlease/detector/phi"
 	"github.com/headlease/headlease/global/register"
 	"github.com/headlease/headlease/internal/clock"
+	"github.com/headlease/headlease/internal/leaktest"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.VerifyTestMain(m) }
 
 var (
 	eu = register.Region{Name: "eu", Incarnation: 11}

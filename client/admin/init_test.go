@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -21,6 +20,7 @@ import (
 	"github.com/headlease/headlease/client/admin"
 	"github.com/headlease/headlease/internal/clock"
 	"github.com/headlease/headlease/internal/clusterfile"
+	"github.com/headlease/headlease/internal/leaktest"
 	"github.com/headlease/headlease/internal/link"
 	"github.com/headlease/headlease/internal/pki"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
@@ -28,7 +28,7 @@ import (
 	"github.com/headlease/headlease/witness"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.VerifyTestMain(m) }
 
 const stepTimeout = 20 * time.Second
 

@@ -17,11 +17,11 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"go.uber.org/goleak"
 
 	"github.com/headlease/headlease/client/admin"
 	"github.com/headlease/headlease/internal/clock"
 	"github.com/headlease/headlease/internal/clusterfile"
+	"github.com/headlease/headlease/internal/leaktest"
 	"github.com/headlease/headlease/internal/link"
 	"github.com/headlease/headlease/internal/pki"
 	"github.com/headlease/headlease/internal/telemetry"
@@ -29,7 +29,7 @@ import (
 	"github.com/headlease/headlease/witness"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.VerifyTestMain(m) }
 
 // row is what the page must say of a metric.
 type row struct{ name, kind, labels string }

@@ -15,9 +15,9 @@ import (
 	"syscall"
 	"testing"
 
-	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 
+	"github.com/headlease/headlease/internal/leaktest"
 	"github.com/headlease/headlease/internal/link"
 	"github.com/headlease/headlease/internal/pki"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asProgram) != "" {
 		os.Exit(Main(os.Args[1:], os.Stdout, os.Stderr))
 	}
-	goleak.VerifyTestMain(m)
+	leaktest.VerifyTestMain(m)
 }
 
 // site is a directory with a cluster file and certificates.
