@@ -75,7 +75,7 @@ explore: ## the explorers of the pure cores, EXPLORE (3m) each
 spec: need-cc need-spin ## the Promela models: small complete searches, and every broken rule is caught
 	spec/check.sh
 
-bench: ## every benchmark
+bench: need-redis ## every benchmark
 	go test -run '^$$' -bench . -benchmem ./...
 
 demo: build ## lose a region: promotion, and the stale write is refused

@@ -204,27 +204,31 @@ func TestKillBetweenWritesLosesNoAcknowledgedMark(t *testing.T) {
 		t.Fatal(err)
 	}
 	var acknowledged atomic.Uint64
-	enough := make(chan struct{})
-	var writer errgroup.Group
-	writer.Go(func() error {
+	enough, ended := make(chan struct{}), make(chan error, 1)
+	write := func() error {
 		for seq := fence.Seq(2); ; seq++ {
 			tok, err := fence.NewToken(1, seq)
 			if err != nil {
 				return err
 			}
 			if err := g.Set(ctx, "r", tok, "{r}:k", tok.String(), 0); err != nil {
-				return nil // the server is gone
+				return err
 			}
 			acknowledged.Store(uint64(tok))
 			if seq == 200 {
 				close(enough)
 			}
 		}
-	})
-	<-enough
+	}
+	go func() { ended <- write() }()
+	select {
+	case <-enough:
+	case err := <-ended:
+		t.Fatalf("the writer ended before the server was killed: %v", err)
+	}
 	s.kill()
-	if err := writer.Wait(); err != nil {
-		t.Fatal(err)
+	if err := <-ended; err == nil {
+		t.Error("the writer ended without an error although its server was killed")
 	}
 	s.start()
 	g, c := s.guard(Options{})
