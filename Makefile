@@ -65,8 +65,8 @@ hygiene: need-git
 generate: ## write the code that proto/ generates
 	scripts/proto.sh write
 
-fuzz-short: ## every fuzz target for FUZZ seconds (5)
-	scripts/fuzz.sh $(or $(FUZZ),5)
+fuzz-short: ## every fuzz target, FUZZ (5000x) inputs or so long (30s)
+	scripts/fuzz.sh $(or $(FUZZ),5000x)
 
 explore: ## the explorers of the pure cores, EXPLORE (3m) each
 	go test -count=1 -timeout 60m -v ./global/explore/... -explore.time $(or $(EXPLORE),3m)
