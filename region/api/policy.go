@@ -12,6 +12,8 @@ const (
 	voteCall  = 5 * time.Second
 
 	smallRequest = 4 << 10
+	// a value of 64 KiB and what is around it.
+	valueRequest = 80 << 10
 	// labels of a session.
 	openRequest = 64 << 10
 	// a vote on some thousand partitions.
@@ -32,7 +34,8 @@ func Policy() policy.Table {
 		pb.SessionService_Attach_FullMethodName:       {Deadline: policy.NoDeadline, MaxRequestBytes: smallRequest, Roles: clients},
 		pb.SessionService_CloseSession_FullMethodName: {Deadline: shortCall, MaxRequestBytes: smallRequest, Roles: clients},
 
-		pb.LeaseService_Acquire_FullMethodName:       {Deadline: shortCall, MaxRequestBytes: smallRequest, Roles: clients},
+		pb.LeaseService_Acquire_FullMethodName:       {Deadline: shortCall, MaxRequestBytes: valueRequest, Roles: clients},
+		pb.LeaseService_SetValue_FullMethodName:      {Deadline: shortCall, MaxRequestBytes: valueRequest, Roles: clients},
 		pb.LeaseService_CancelAcquire_FullMethodName: {Deadline: shortCall, MaxRequestBytes: smallRequest, Roles: clients},
 		pb.LeaseService_Release_FullMethodName:       {Deadline: shortCall, MaxRequestBytes: smallRequest, Roles: clients},
 		pb.LeaseService_GetLease_FullMethodName:      {Deadline: shortCall, MaxRequestBytes: smallRequest, Roles: clients},

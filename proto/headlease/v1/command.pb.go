@@ -94,6 +94,14 @@ type Command struct {
 	//	*Command_Release
 	//	*Command_Revoke
 	//	*Command_EndRevocation
+	//	*Command_SetValue
+	//	*Command_EndWait
+	//	*Command_EndDelay
+	//	*Command_Settle
+	//	*Command_StartDrain
+	//	*Command_AbortDrain
+	//	*Command_RaiseLevel
+	//	*Command_StateHash
 	Kind          isCommand_Kind `protobuf_oneof:"kind"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -305,6 +313,78 @@ func (x *Command) GetEndRevocation() *EndRevocationCommand {
 	return nil
 }
 
+func (x *Command) GetSetValue() *SetValueCommand {
+	if x != nil {
+		if x, ok := x.Kind.(*Command_SetValue); ok {
+			return x.SetValue
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetEndWait() *EndWaitCommand {
+	if x != nil {
+		if x, ok := x.Kind.(*Command_EndWait); ok {
+			return x.EndWait
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetEndDelay() *EndDelayCommand {
+	if x != nil {
+		if x, ok := x.Kind.(*Command_EndDelay); ok {
+			return x.EndDelay
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetSettle() *SettleCommand {
+	if x != nil {
+		if x, ok := x.Kind.(*Command_Settle); ok {
+			return x.Settle
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetStartDrain() *StartDrainCommand {
+	if x != nil {
+		if x, ok := x.Kind.(*Command_StartDrain); ok {
+			return x.StartDrain
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetAbortDrain() *AbortDrainCommand {
+	if x != nil {
+		if x, ok := x.Kind.(*Command_AbortDrain); ok {
+			return x.AbortDrain
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetRaiseLevel() *RaiseLevelCommand {
+	if x != nil {
+		if x, ok := x.Kind.(*Command_RaiseLevel); ok {
+			return x.RaiseLevel
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetStateHash() *StateHashCommand {
+	if x != nil {
+		if x, ok := x.Kind.(*Command_StateHash); ok {
+			return x.StateHash
+		}
+	}
+	return nil
+}
+
 type isCommand_Kind interface {
 	isCommand_Kind()
 }
@@ -381,6 +461,38 @@ type Command_EndRevocation struct {
 	EndRevocation *EndRevocationCommand `protobuf:"bytes,19,opt,name=end_revocation,json=endRevocation,proto3,oneof"`
 }
 
+type Command_SetValue struct {
+	SetValue *SetValueCommand `protobuf:"bytes,20,opt,name=set_value,json=setValue,proto3,oneof"`
+}
+
+type Command_EndWait struct {
+	EndWait *EndWaitCommand `protobuf:"bytes,21,opt,name=end_wait,json=endWait,proto3,oneof"`
+}
+
+type Command_EndDelay struct {
+	EndDelay *EndDelayCommand `protobuf:"bytes,22,opt,name=end_delay,json=endDelay,proto3,oneof"`
+}
+
+type Command_Settle struct {
+	Settle *SettleCommand `protobuf:"bytes,23,opt,name=settle,proto3,oneof"`
+}
+
+type Command_StartDrain struct {
+	StartDrain *StartDrainCommand `protobuf:"bytes,24,opt,name=start_drain,json=startDrain,proto3,oneof"`
+}
+
+type Command_AbortDrain struct {
+	AbortDrain *AbortDrainCommand `protobuf:"bytes,25,opt,name=abort_drain,json=abortDrain,proto3,oneof"`
+}
+
+type Command_RaiseLevel struct {
+	RaiseLevel *RaiseLevelCommand `protobuf:"bytes,26,opt,name=raise_level,json=raiseLevel,proto3,oneof"`
+}
+
+type Command_StateHash struct {
+	StateHash *StateHashCommand `protobuf:"bytes,27,opt,name=state_hash,json=stateHash,proto3,oneof"`
+}
+
 func (*Command_BeginTerm) isCommand_Kind() {}
 
 func (*Command_Pulse) isCommand_Kind() {}
@@ -416,6 +528,22 @@ func (*Command_Release) isCommand_Kind() {}
 func (*Command_Revoke) isCommand_Kind() {}
 
 func (*Command_EndRevocation) isCommand_Kind() {}
+
+func (*Command_SetValue) isCommand_Kind() {}
+
+func (*Command_EndWait) isCommand_Kind() {}
+
+func (*Command_EndDelay) isCommand_Kind() {}
+
+func (*Command_Settle) isCommand_Kind() {}
+
+func (*Command_StartDrain) isCommand_Kind() {}
+
+func (*Command_AbortDrain) isCommand_Kind() {}
+
+func (*Command_RaiseLevel) isCommand_Kind() {}
+
+func (*Command_StateHash) isCommand_Kind() {}
 
 // BeginTermCommand is the first own entry of a leader's term: when it is
 // applied, everything before it is, and the leader's tables are built.
@@ -914,10 +1042,13 @@ func (x *AcceptedCommand) GetItems() []*AcceptedItem {
 
 // AdoptCommand makes an epoch live: only after it may leases be granted.
 type AdoptCommand struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Partition     string                 `protobuf:"bytes,1,opt,name=partition,proto3" json:"partition,omitempty"`
-	Epoch         uint32                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	Ballot        *Ballot                `protobuf:"bytes,3,opt,name=ballot,proto3" json:"ballot,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Partition string                 `protobuf:"bytes,1,opt,name=partition,proto3" json:"partition,omitempty"`
+	Epoch     uint32                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Ballot    *Ballot                `protobuf:"bytes,3,opt,name=ballot,proto3" json:"ballot,omitempty"`
+	// The owner before released the partition: no lease of it is left, so that
+	// no lock delay needs to be waited out.
+	Planned       bool `protobuf:"varint,4,opt,name=planned,proto3" json:"planned,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -971,6 +1102,13 @@ func (x *AdoptCommand) GetBallot() *Ballot {
 		return x.Ballot
 	}
 	return nil
+}
+
+func (x *AdoptCommand) GetPlanned() bool {
+	if x != nil {
+		return x.Planned
+	}
+	return false
 }
 
 // DropCommand revokes all leases of an epoch that another owner or a higher
@@ -1309,6 +1447,10 @@ type AcquireCommand struct {
 	// The epoch that the leader holds; refused if another is live.
 	Epoch         uint32 `protobuf:"varint,6,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	Wait          bool   `protobuf:"varint,7,opt,name=wait,proto3" json:"wait,omitempty"`
+	Value         []byte `protobuf:"bytes,8,opt,name=value,proto3" json:"value,omitempty"`
+	LockDelayMs   int64  `protobuf:"varint,9,opt,name=lock_delay_ms,json=lockDelayMs,proto3" json:"lock_delay_ms,omitempty"`
+	WaitMs        int64  `protobuf:"varint,10,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`
+	Slots         uint32 `protobuf:"varint,11,opt,name=slots,proto3" json:"slots,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1390,6 +1532,34 @@ func (x *AcquireCommand) GetWait() bool {
 		return x.Wait
 	}
 	return false
+}
+
+func (x *AcquireCommand) GetValue() []byte {
+	if x != nil {
+		return x.Value
+	}
+	return nil
+}
+
+func (x *AcquireCommand) GetLockDelayMs() int64 {
+	if x != nil {
+		return x.LockDelayMs
+	}
+	return 0
+}
+
+func (x *AcquireCommand) GetWaitMs() int64 {
+	if x != nil {
+		return x.WaitMs
+	}
+	return 0
+}
+
+func (x *AcquireCommand) GetSlots() uint32 {
+	if x != nil {
+		return x.Slots
+	}
+	return 0
 }
 
 type CancelCommand struct {
@@ -1619,6 +1789,454 @@ func (x *EndRevocationCommand) GetToken() uint64 {
 	return 0
 }
 
+// SetValueCommand replaces the value on a held lease.
+type SetValueCommand struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SessionId     string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	Resource      string                 `protobuf:"bytes,2,opt,name=resource,proto3" json:"resource,omitempty"`
+	Token         uint64                 `protobuf:"varint,3,opt,name=token,proto3" json:"token,omitempty"`
+	Value         []byte                 `protobuf:"bytes,4,opt,name=value,proto3" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetValueCommand) Reset() {
+	*x = SetValueCommand{}
+	mi := &file_headlease_v1_command_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetValueCommand) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetValueCommand) ProtoMessage() {}
+
+func (x *SetValueCommand) ProtoReflect() protoreflect.Message {
+	mi := &file_headlease_v1_command_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetValueCommand.ProtoReflect.Descriptor instead.
+func (*SetValueCommand) Descriptor() ([]byte, []int) {
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *SetValueCommand) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *SetValueCommand) GetResource() string {
+	if x != nil {
+		return x.Resource
+	}
+	return ""
+}
+
+func (x *SetValueCommand) GetToken() uint64 {
+	if x != nil {
+		return x.Token
+	}
+	return 0
+}
+
+func (x *SetValueCommand) GetValue() []byte {
+	if x != nil {
+		return x.Value
+	}
+	return nil
+}
+
+// EndWaitCommand takes a request out of its queue: it has waited as long as it
+// had asked to. It does nothing to a request that was granted meanwhile.
+type EndWaitCommand struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SessionId     string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	RequestId     uint64                 `protobuf:"varint,2,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndWaitCommand) Reset() {
+	*x = EndWaitCommand{}
+	mi := &file_headlease_v1_command_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndWaitCommand) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndWaitCommand) ProtoMessage() {}
+
+func (x *EndWaitCommand) ProtoReflect() protoreflect.Message {
+	mi := &file_headlease_v1_command_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndWaitCommand.ProtoReflect.Descriptor instead.
+func (*EndWaitCommand) Descriptor() ([]byte, []int) {
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *EndWaitCommand) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *EndWaitCommand) GetRequestId() uint64 {
+	if x != nil {
+		return x.RequestId
+	}
+	return 0
+}
+
+// EndDelayCommand ends the lock delay that the end of this token began, and
+// hands the resource on.
+type EndDelayCommand struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Resource string                 `protobuf:"bytes,1,opt,name=resource,proto3" json:"resource,omitempty"`
+	// The token whose end began the delay; 0: of the partition's adoption.
+	Token         uint64 `protobuf:"varint,2,opt,name=token,proto3" json:"token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndDelayCommand) Reset() {
+	*x = EndDelayCommand{}
+	mi := &file_headlease_v1_command_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndDelayCommand) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndDelayCommand) ProtoMessage() {}
+
+func (x *EndDelayCommand) ProtoReflect() protoreflect.Message {
+	mi := &file_headlease_v1_command_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndDelayCommand.ProtoReflect.Descriptor instead.
+func (*EndDelayCommand) Descriptor() ([]byte, []int) {
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *EndDelayCommand) GetResource() string {
+	if x != nil {
+		return x.Resource
+	}
+	return ""
+}
+
+func (x *EndDelayCommand) GetToken() uint64 {
+	if x != nil {
+		return x.Token
+	}
+	return 0
+}
+
+// SettleCommand ends a partition's time after a promotion without a release,
+// in which requests that name a lock delay wait for it. The leader sends it
+// when the longest lock delay has passed since the adoption.
+type SettleCommand struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Partition     string                 `protobuf:"bytes,1,opt,name=partition,proto3" json:"partition,omitempty"`
+	Epoch         uint32                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SettleCommand) Reset() {
+	*x = SettleCommand{}
+	mi := &file_headlease_v1_command_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SettleCommand) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SettleCommand) ProtoMessage() {}
+
+func (x *SettleCommand) ProtoReflect() protoreflect.Message {
+	mi := &file_headlease_v1_command_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SettleCommand.ProtoReflect.Descriptor instead.
+func (*SettleCommand) Descriptor() ([]byte, []int) {
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *SettleCommand) GetPartition() string {
+	if x != nil {
+		return x.Partition
+	}
+	return ""
+}
+
+func (x *SettleCommand) GetEpoch() uint32 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+// StartDrainCommand begins a planned transfer: from here on no grant and no
+// hand-over passes.
+type StartDrainCommand struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Partition     string                 `protobuf:"bytes,1,opt,name=partition,proto3" json:"partition,omitempty"`
+	Epoch         uint32                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Successor     string                 `protobuf:"bytes,3,opt,name=successor,proto3" json:"successor,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StartDrainCommand) Reset() {
+	*x = StartDrainCommand{}
+	mi := &file_headlease_v1_command_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StartDrainCommand) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StartDrainCommand) ProtoMessage() {}
+
+func (x *StartDrainCommand) ProtoReflect() protoreflect.Message {
+	mi := &file_headlease_v1_command_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StartDrainCommand.ProtoReflect.Descriptor instead.
+func (*StartDrainCommand) Descriptor() ([]byte, []int) {
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *StartDrainCommand) GetPartition() string {
+	if x != nil {
+		return x.Partition
+	}
+	return ""
+}
+
+func (x *StartDrainCommand) GetEpoch() uint32 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *StartDrainCommand) GetSuccessor() string {
+	if x != nil {
+		return x.Successor
+	}
+	return ""
+}
+
+// AbortDrainCommand returns a draining partition to active, at the same epoch.
+type AbortDrainCommand struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Partition     string                 `protobuf:"bytes,1,opt,name=partition,proto3" json:"partition,omitempty"`
+	Epoch         uint32                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AbortDrainCommand) Reset() {
+	*x = AbortDrainCommand{}
+	mi := &file_headlease_v1_command_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AbortDrainCommand) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AbortDrainCommand) ProtoMessage() {}
+
+func (x *AbortDrainCommand) ProtoReflect() protoreflect.Message {
+	mi := &file_headlease_v1_command_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AbortDrainCommand.ProtoReflect.Descriptor instead.
+func (*AbortDrainCommand) Descriptor() ([]byte, []int) {
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *AbortDrainCommand) GetPartition() string {
+	if x != nil {
+		return x.Partition
+	}
+	return ""
+}
+
+func (x *AbortDrainCommand) GetEpoch() uint32 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+// RaiseLevelCommand raises the feature level, which guards commands that older
+// servers do not know. It never goes down.
+type RaiseLevelCommand struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Level         uint32                 `protobuf:"varint,1,opt,name=level,proto3" json:"level,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RaiseLevelCommand) Reset() {
+	*x = RaiseLevelCommand{}
+	mi := &file_headlease_v1_command_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RaiseLevelCommand) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RaiseLevelCommand) ProtoMessage() {}
+
+func (x *RaiseLevelCommand) ProtoReflect() protoreflect.Message {
+	mi := &file_headlease_v1_command_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RaiseLevelCommand.ProtoReflect.Descriptor instead.
+func (*RaiseLevelCommand) Descriptor() ([]byte, []int) {
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *RaiseLevelCommand) GetLevel() uint32 {
+	if x != nil {
+		return x.Level
+	}
+	return 0
+}
+
+// StateHashCommand carries the leader's hash of the state at an index. A server
+// that had another hash there has diverged, and stops.
+type StateHashCommand struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Index         uint64                 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`
+	Hash          uint64                 `protobuf:"fixed64,2,opt,name=hash,proto3" json:"hash,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StateHashCommand) Reset() {
+	*x = StateHashCommand{}
+	mi := &file_headlease_v1_command_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StateHashCommand) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StateHashCommand) ProtoMessage() {}
+
+func (x *StateHashCommand) ProtoReflect() protoreflect.Message {
+	mi := &file_headlease_v1_command_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StateHashCommand.ProtoReflect.Descriptor instead.
+func (*StateHashCommand) Descriptor() ([]byte, []int) {
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *StateHashCommand) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *StateHashCommand) GetHash() uint64 {
+	if x != nil {
+		return x.Hash
+	}
+	return 0
+}
+
 // CommandResult is built by Apply, the same on every server.
 type CommandResult struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1638,7 +2256,7 @@ type CommandResult struct {
 
 func (x *CommandResult) Reset() {
 	*x = CommandResult{}
-	mi := &file_headlease_v1_command_proto_msgTypes[24]
+	mi := &file_headlease_v1_command_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1650,7 +2268,7 @@ func (x *CommandResult) String() string {
 func (*CommandResult) ProtoMessage() {}
 
 func (x *CommandResult) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[24]
+	mi := &file_headlease_v1_command_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1663,7 +2281,7 @@ func (x *CommandResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommandResult.ProtoReflect.Descriptor instead.
 func (*CommandResult) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{24}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *CommandResult) GetError() *ErrorDetail {
@@ -1783,7 +2401,7 @@ type ReservedBallot struct {
 
 func (x *ReservedBallot) Reset() {
 	*x = ReservedBallot{}
-	mi := &file_headlease_v1_command_proto_msgTypes[25]
+	mi := &file_headlease_v1_command_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1795,7 +2413,7 @@ func (x *ReservedBallot) String() string {
 func (*ReservedBallot) ProtoMessage() {}
 
 func (x *ReservedBallot) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[25]
+	mi := &file_headlease_v1_command_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1808,7 +2426,7 @@ func (x *ReservedBallot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReservedBallot.ProtoReflect.Descriptor instead.
 func (*ReservedBallot) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{25}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ReservedBallot) GetBallot() *Ballot {
@@ -1830,7 +2448,7 @@ type ItemResult struct {
 
 func (x *ItemResult) Reset() {
 	*x = ItemResult{}
-	mi := &file_headlease_v1_command_proto_msgTypes[26]
+	mi := &file_headlease_v1_command_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1842,7 +2460,7 @@ func (x *ItemResult) String() string {
 func (*ItemResult) ProtoMessage() {}
 
 func (x *ItemResult) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[26]
+	mi := &file_headlease_v1_command_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1855,7 +2473,7 @@ func (x *ItemResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ItemResult.ProtoReflect.Descriptor instead.
 func (*ItemResult) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{26}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ItemResult) GetPartition() string {
@@ -1888,7 +2506,7 @@ type ItemResults struct {
 
 func (x *ItemResults) Reset() {
 	*x = ItemResults{}
-	mi := &file_headlease_v1_command_proto_msgTypes[27]
+	mi := &file_headlease_v1_command_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1900,7 +2518,7 @@ func (x *ItemResults) String() string {
 func (*ItemResults) ProtoMessage() {}
 
 func (x *ItemResults) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[27]
+	mi := &file_headlease_v1_command_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1913,7 +2531,7 @@ func (x *ItemResults) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ItemResults.ProtoReflect.Descriptor instead.
 func (*ItemResults) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{27}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ItemResults) GetItems() []*ItemResult {
@@ -1937,7 +2555,7 @@ type AcquireResult struct {
 
 func (x *AcquireResult) Reset() {
 	*x = AcquireResult{}
-	mi := &file_headlease_v1_command_proto_msgTypes[28]
+	mi := &file_headlease_v1_command_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1949,7 +2567,7 @@ func (x *AcquireResult) String() string {
 func (*AcquireResult) ProtoMessage() {}
 
 func (x *AcquireResult) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[28]
+	mi := &file_headlease_v1_command_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1962,7 +2580,7 @@ func (x *AcquireResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcquireResult.ProtoReflect.Descriptor instead.
 func (*AcquireResult) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{28}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *AcquireResult) GetOutcome() isAcquireResult_Outcome {
@@ -2025,14 +2643,16 @@ type GrantedLease struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Token uint64                 `protobuf:"varint,1,opt,name=token,proto3" json:"token,omitempty"`
 	// A retransmission of an earlier grant still held.
-	Repeated      bool `protobuf:"varint,2,opt,name=repeated,proto3" json:"repeated,omitempty"`
+	Repeated bool `protobuf:"varint,2,opt,name=repeated,proto3" json:"repeated,omitempty"`
+	// The slot, where the request asked for any of a semaphore's.
+	Resource      string `protobuf:"bytes,3,opt,name=resource,proto3" json:"resource,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GrantedLease) Reset() {
 	*x = GrantedLease{}
-	mi := &file_headlease_v1_command_proto_msgTypes[29]
+	mi := &file_headlease_v1_command_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2044,7 +2664,7 @@ func (x *GrantedLease) String() string {
 func (*GrantedLease) ProtoMessage() {}
 
 func (x *GrantedLease) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[29]
+	mi := &file_headlease_v1_command_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2057,7 +2677,7 @@ func (x *GrantedLease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantedLease.ProtoReflect.Descriptor instead.
 func (*GrantedLease) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{29}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *GrantedLease) GetToken() uint64 {
@@ -2074,6 +2694,13 @@ func (x *GrantedLease) GetRepeated() bool {
 	return false
 }
 
+func (x *GrantedLease) GetResource() string {
+	if x != nil {
+		return x.Resource
+	}
+	return ""
+}
+
 type QueuedRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Ahead         uint32                 `protobuf:"varint,1,opt,name=ahead,proto3" json:"ahead,omitempty"`
@@ -2083,7 +2710,7 @@ type QueuedRequest struct {
 
 func (x *QueuedRequest) Reset() {
 	*x = QueuedRequest{}
-	mi := &file_headlease_v1_command_proto_msgTypes[30]
+	mi := &file_headlease_v1_command_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2095,7 +2722,7 @@ func (x *QueuedRequest) String() string {
 func (*QueuedRequest) ProtoMessage() {}
 
 func (x *QueuedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[30]
+	mi := &file_headlease_v1_command_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2108,7 +2735,7 @@ func (x *QueuedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueuedRequest.ProtoReflect.Descriptor instead.
 func (*QueuedRequest) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{30}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *QueuedRequest) GetAhead() uint32 {
@@ -2123,13 +2750,14 @@ type BusyLease struct {
 	Holder        string                 `protobuf:"bytes,1,opt,name=holder,proto3" json:"holder,omitempty"`
 	Token         uint64                 `protobuf:"varint,2,opt,name=token,proto3" json:"token,omitempty"`
 	Waiters       uint32                 `protobuf:"varint,3,opt,name=waiters,proto3" json:"waiters,omitempty"`
+	Delayed       bool                   `protobuf:"varint,4,opt,name=delayed,proto3" json:"delayed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *BusyLease) Reset() {
 	*x = BusyLease{}
-	mi := &file_headlease_v1_command_proto_msgTypes[31]
+	mi := &file_headlease_v1_command_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2141,7 +2769,7 @@ func (x *BusyLease) String() string {
 func (*BusyLease) ProtoMessage() {}
 
 func (x *BusyLease) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[31]
+	mi := &file_headlease_v1_command_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2154,7 +2782,7 @@ func (x *BusyLease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BusyLease.ProtoReflect.Descriptor instead.
 func (*BusyLease) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{31}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *BusyLease) GetHolder() string {
@@ -2178,6 +2806,13 @@ func (x *BusyLease) GetWaiters() uint32 {
 	return 0
 }
 
+func (x *BusyLease) GetDelayed() bool {
+	if x != nil {
+		return x.Delayed
+	}
+	return false
+}
+
 type CancelResult struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	GrantedToken  uint64                 `protobuf:"varint,1,opt,name=granted_token,json=grantedToken,proto3" json:"granted_token,omitempty"`
@@ -2188,7 +2823,7 @@ type CancelResult struct {
 
 func (x *CancelResult) Reset() {
 	*x = CancelResult{}
-	mi := &file_headlease_v1_command_proto_msgTypes[32]
+	mi := &file_headlease_v1_command_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2200,7 +2835,7 @@ func (x *CancelResult) String() string {
 func (*CancelResult) ProtoMessage() {}
 
 func (x *CancelResult) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[32]
+	mi := &file_headlease_v1_command_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2213,7 +2848,7 @@ func (x *CancelResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelResult.ProtoReflect.Descriptor instead.
 func (*CancelResult) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{32}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *CancelResult) GetGrantedToken() uint64 {
@@ -2240,7 +2875,7 @@ type InitRegionResult struct {
 
 func (x *InitRegionResult) Reset() {
 	*x = InitRegionResult{}
-	mi := &file_headlease_v1_command_proto_msgTypes[33]
+	mi := &file_headlease_v1_command_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2252,7 +2887,7 @@ func (x *InitRegionResult) String() string {
 func (*InitRegionResult) ProtoMessage() {}
 
 func (x *InitRegionResult) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[33]
+	mi := &file_headlease_v1_command_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2265,7 +2900,7 @@ func (x *InitRegionResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitRegionResult.ProtoReflect.Descriptor instead.
 func (*InitRegionResult) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{33}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *InitRegionResult) GetIncarnation() uint64 {
@@ -2291,7 +2926,7 @@ type ConfigureResult struct {
 
 func (x *ConfigureResult) Reset() {
 	*x = ConfigureResult{}
-	mi := &file_headlease_v1_command_proto_msgTypes[34]
+	mi := &file_headlease_v1_command_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2303,7 +2938,7 @@ func (x *ConfigureResult) String() string {
 func (*ConfigureResult) ProtoMessage() {}
 
 func (x *ConfigureResult) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[34]
+	mi := &file_headlease_v1_command_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2316,7 +2951,7 @@ func (x *ConfigureResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigureResult.ProtoReflect.Descriptor instead.
 func (*ConfigureResult) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{34}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ConfigureResult) GetAlready() bool {
@@ -2332,7 +2967,7 @@ const file_headlease_v1_command_proto_rawDesc = "" +
 	"\n" +
 	"\x1aheadlease/v1/command.proto\x12\fheadlease.v1\x1a\x19headlease/v1/errors.proto\x1a\x18headlease/v1/types.proto\":\n" +
 	"\x05Entry\x121\n" +
-	"\bcommands\x18\x01 \x03(\v2\x15.headlease.v1.CommandR\bcommands\"\x88\t\n" +
+	"\bcommands\x18\x01 \x03(\v2\x15.headlease.v1.CommandR\bcommands\"\x83\r\n" +
 	"\aCommand\x12\x12\n" +
 	"\x04term\x18\x01 \x01(\x04R\x04term\x12?\n" +
 	"\n" +
@@ -2355,7 +2990,19 @@ const file_headlease_v1_command_proto_rawDesc = "" +
 	"\x06cancel\x18\x10 \x01(\v2\x1b.headlease.v1.CancelCommandH\x00R\x06cancel\x128\n" +
 	"\arelease\x18\x11 \x01(\v2\x1c.headlease.v1.ReleaseCommandH\x00R\arelease\x125\n" +
 	"\x06revoke\x18\x12 \x01(\v2\x1b.headlease.v1.RevokeCommandH\x00R\x06revoke\x12K\n" +
-	"\x0eend_revocation\x18\x13 \x01(\v2\".headlease.v1.EndRevocationCommandH\x00R\rendRevocationB\x06\n" +
+	"\x0eend_revocation\x18\x13 \x01(\v2\".headlease.v1.EndRevocationCommandH\x00R\rendRevocation\x12<\n" +
+	"\tset_value\x18\x14 \x01(\v2\x1d.headlease.v1.SetValueCommandH\x00R\bsetValue\x129\n" +
+	"\bend_wait\x18\x15 \x01(\v2\x1c.headlease.v1.EndWaitCommandH\x00R\aendWait\x12<\n" +
+	"\tend_delay\x18\x16 \x01(\v2\x1d.headlease.v1.EndDelayCommandH\x00R\bendDelay\x125\n" +
+	"\x06settle\x18\x17 \x01(\v2\x1b.headlease.v1.SettleCommandH\x00R\x06settle\x12B\n" +
+	"\vstart_drain\x18\x18 \x01(\v2\x1f.headlease.v1.StartDrainCommandH\x00R\n" +
+	"startDrain\x12B\n" +
+	"\vabort_drain\x18\x19 \x01(\v2\x1f.headlease.v1.AbortDrainCommandH\x00R\n" +
+	"abortDrain\x12B\n" +
+	"\vraise_level\x18\x1a \x01(\v2\x1f.headlease.v1.RaiseLevelCommandH\x00R\n" +
+	"raiseLevel\x12?\n" +
+	"\n" +
+	"state_hash\x18\x1b \x01(\v2\x1e.headlease.v1.StateHashCommandH\x00R\tstateHashB\x06\n" +
 	"\x04kind\"*\n" +
 	"\x10BeginTermCommand\x12\x16\n" +
 	"\x06server\x18\x01 \x01(\tR\x06server\"\x0e\n" +
@@ -2382,11 +3029,12 @@ const file_headlease_v1_command_proto_rawDesc = "" +
 	"\x06ballot\x18\x03 \x01(\v2\x14.headlease.v1.BallotR\x06ballot\x12)\n" +
 	"\x05value\x18\x04 \x01(\v2\x13.headlease.v1.ValueR\x05value\"C\n" +
 	"\x0fAcceptedCommand\x120\n" +
-	"\x05items\x18\x01 \x03(\v2\x1a.headlease.v1.AcceptedItemR\x05items\"p\n" +
+	"\x05items\x18\x01 \x03(\v2\x1a.headlease.v1.AcceptedItemR\x05items\"\x8a\x01\n" +
 	"\fAdoptCommand\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\tR\tpartition\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\rR\x05epoch\x12,\n" +
-	"\x06ballot\x18\x03 \x01(\v2\x14.headlease.v1.BallotR\x06ballot\"A\n" +
+	"\x06ballot\x18\x03 \x01(\v2\x14.headlease.v1.BallotR\x06ballot\x12\x18\n" +
+	"\aplanned\x18\x04 \x01(\bR\aplanned\"A\n" +
 	"\vDropCommand\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\tR\tpartition\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\rR\x05epoch\"d\n" +
@@ -2412,7 +3060,7 @@ const file_headlease_v1_command_proto_rawDesc = "" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\"0\n" +
 	"\rExpireCommand\x12\x1f\n" +
 	"\vsession_ids\x18\x01 \x03(\tR\n" +
-	"sessionIds\"\xe2\x01\n" +
+	"sessionIds\"\xcb\x02\n" +
 	"\x0eAcquireCommand\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1d\n" +
@@ -2422,7 +3070,12 @@ const file_headlease_v1_command_proto_rawDesc = "" +
 	"\bresource\x18\x04 \x01(\tR\bresource\x12\x1c\n" +
 	"\tpartition\x18\x05 \x01(\tR\tpartition\x12\x14\n" +
 	"\x05epoch\x18\x06 \x01(\rR\x05epoch\x12\x12\n" +
-	"\x04wait\x18\a \x01(\bR\x04wait\"M\n" +
+	"\x04wait\x18\a \x01(\bR\x04wait\x12\x14\n" +
+	"\x05value\x18\b \x01(\fR\x05value\x12\"\n" +
+	"\rlock_delay_ms\x18\t \x01(\x03R\vlockDelayMs\x12\x17\n" +
+	"\await_ms\x18\n" +
+	" \x01(\x03R\x06waitMs\x12\x14\n" +
+	"\x05slots\x18\v \x01(\rR\x05slots\"M\n" +
 	"\rCancelCommand\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1d\n" +
@@ -2439,7 +3092,36 @@ const file_headlease_v1_command_proto_rawDesc = "" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\"H\n" +
 	"\x14EndRevocationCommand\x12\x1a\n" +
 	"\bresource\x18\x01 \x01(\tR\bresource\x12\x14\n" +
-	"\x05token\x18\x02 \x01(\x04R\x05token\"\x9b\x03\n" +
+	"\x05token\x18\x02 \x01(\x04R\x05token\"x\n" +
+	"\x0fSetValueCommand\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1a\n" +
+	"\bresource\x18\x02 \x01(\tR\bresource\x12\x14\n" +
+	"\x05token\x18\x03 \x01(\x04R\x05token\x12\x14\n" +
+	"\x05value\x18\x04 \x01(\fR\x05value\"N\n" +
+	"\x0eEndWaitCommand\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x02 \x01(\x04R\trequestId\"C\n" +
+	"\x0fEndDelayCommand\x12\x1a\n" +
+	"\bresource\x18\x01 \x01(\tR\bresource\x12\x14\n" +
+	"\x05token\x18\x02 \x01(\x04R\x05token\"C\n" +
+	"\rSettleCommand\x12\x1c\n" +
+	"\tpartition\x18\x01 \x01(\tR\tpartition\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\rR\x05epoch\"e\n" +
+	"\x11StartDrainCommand\x12\x1c\n" +
+	"\tpartition\x18\x01 \x01(\tR\tpartition\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\rR\x05epoch\x12\x1c\n" +
+	"\tsuccessor\x18\x03 \x01(\tR\tsuccessor\"G\n" +
+	"\x11AbortDrainCommand\x12\x1c\n" +
+	"\tpartition\x18\x01 \x01(\tR\tpartition\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\rR\x05epoch\")\n" +
+	"\x11RaiseLevelCommand\x12\x14\n" +
+	"\x05level\x18\x01 \x01(\rR\x05level\"<\n" +
+	"\x10StateHashCommand\x12\x14\n" +
+	"\x05index\x18\x01 \x01(\x04R\x05index\x12\x12\n" +
+	"\x04hash\x18\x02 \x01(\x06R\x04hash\"\x9b\x03\n" +
 	"\rCommandResult\x12/\n" +
 	"\x05error\x18\x01 \x01(\v2\x19.headlease.v1.ErrorDetailR\x05error\x12:\n" +
 	"\breserved\x18\x02 \x01(\v2\x1c.headlease.v1.ReservedBallotH\x00R\breserved\x121\n" +
@@ -2462,16 +3144,18 @@ const file_headlease_v1_command_proto_rawDesc = "" +
 	"\agranted\x18\x01 \x01(\v2\x1a.headlease.v1.GrantedLeaseH\x00R\agranted\x125\n" +
 	"\x06queued\x18\x02 \x01(\v2\x1b.headlease.v1.QueuedRequestH\x00R\x06queued\x12-\n" +
 	"\x04busy\x18\x03 \x01(\v2\x17.headlease.v1.BusyLeaseH\x00R\x04busyB\t\n" +
-	"\aoutcome\"@\n" +
+	"\aoutcome\"\\\n" +
 	"\fGrantedLease\x12\x14\n" +
 	"\x05token\x18\x01 \x01(\x04R\x05token\x12\x1a\n" +
-	"\brepeated\x18\x02 \x01(\bR\brepeated\"%\n" +
+	"\brepeated\x18\x02 \x01(\bR\brepeated\x12\x1a\n" +
+	"\bresource\x18\x03 \x01(\tR\bresource\"%\n" +
 	"\rQueuedRequest\x12\x14\n" +
-	"\x05ahead\x18\x01 \x01(\rR\x05ahead\"S\n" +
+	"\x05ahead\x18\x01 \x01(\rR\x05ahead\"m\n" +
 	"\tBusyLease\x12\x16\n" +
 	"\x06holder\x18\x01 \x01(\tR\x06holder\x12\x14\n" +
 	"\x05token\x18\x02 \x01(\x04R\x05token\x12\x18\n" +
-	"\awaiters\x18\x03 \x01(\rR\awaiters\"O\n" +
+	"\awaiters\x18\x03 \x01(\rR\awaiters\x12\x18\n" +
+	"\adelayed\x18\x04 \x01(\bR\adelayed\"O\n" +
 	"\fCancelResult\x12#\n" +
 	"\rgranted_token\x18\x01 \x01(\x04R\fgrantedToken\x12\x1a\n" +
 	"\bresource\x18\x02 \x01(\tR\bresource\"N\n" +
@@ -2493,7 +3177,7 @@ func file_headlease_v1_command_proto_rawDescGZIP() []byte {
 	return file_headlease_v1_command_proto_rawDescData
 }
 
-var file_headlease_v1_command_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
+var file_headlease_v1_command_proto_msgTypes = make([]protoimpl.MessageInfo, 44)
 var file_headlease_v1_command_proto_goTypes = []any{
 	(*Entry)(nil),                // 0: headlease.v1.Entry
 	(*Command)(nil),              // 1: headlease.v1.Command
@@ -2519,24 +3203,32 @@ var file_headlease_v1_command_proto_goTypes = []any{
 	(*ReleaseCommand)(nil),       // 21: headlease.v1.ReleaseCommand
 	(*RevokeCommand)(nil),        // 22: headlease.v1.RevokeCommand
 	(*EndRevocationCommand)(nil), // 23: headlease.v1.EndRevocationCommand
-	(*CommandResult)(nil),        // 24: headlease.v1.CommandResult
-	(*ReservedBallot)(nil),       // 25: headlease.v1.ReservedBallot
-	(*ItemResult)(nil),           // 26: headlease.v1.ItemResult
-	(*ItemResults)(nil),          // 27: headlease.v1.ItemResults
-	(*AcquireResult)(nil),        // 28: headlease.v1.AcquireResult
-	(*GrantedLease)(nil),         // 29: headlease.v1.GrantedLease
-	(*QueuedRequest)(nil),        // 30: headlease.v1.QueuedRequest
-	(*BusyLease)(nil),            // 31: headlease.v1.BusyLease
-	(*CancelResult)(nil),         // 32: headlease.v1.CancelResult
-	(*InitRegionResult)(nil),     // 33: headlease.v1.InitRegionResult
-	(*ConfigureResult)(nil),      // 34: headlease.v1.ConfigureResult
-	nil,                          // 35: headlease.v1.OpenSessionCommand.LabelsEntry
-	(*ClusterConfiguration)(nil), // 36: headlease.v1.ClusterConfiguration
-	(*Ballot)(nil),               // 37: headlease.v1.Ballot
-	(*Value)(nil),                // 38: headlease.v1.Value
-	(*Voter)(nil),                // 39: headlease.v1.Voter
-	(*ErrorDetail)(nil),          // 40: headlease.v1.ErrorDetail
-	(*Register)(nil),             // 41: headlease.v1.Register
+	(*SetValueCommand)(nil),      // 24: headlease.v1.SetValueCommand
+	(*EndWaitCommand)(nil),       // 25: headlease.v1.EndWaitCommand
+	(*EndDelayCommand)(nil),      // 26: headlease.v1.EndDelayCommand
+	(*SettleCommand)(nil),        // 27: headlease.v1.SettleCommand
+	(*StartDrainCommand)(nil),    // 28: headlease.v1.StartDrainCommand
+	(*AbortDrainCommand)(nil),    // 29: headlease.v1.AbortDrainCommand
+	(*RaiseLevelCommand)(nil),    // 30: headlease.v1.RaiseLevelCommand
+	(*StateHashCommand)(nil),     // 31: headlease.v1.StateHashCommand
+	(*CommandResult)(nil),        // 32: headlease.v1.CommandResult
+	(*ReservedBallot)(nil),       // 33: headlease.v1.ReservedBallot
+	(*ItemResult)(nil),           // 34: headlease.v1.ItemResult
+	(*ItemResults)(nil),          // 35: headlease.v1.ItemResults
+	(*AcquireResult)(nil),        // 36: headlease.v1.AcquireResult
+	(*GrantedLease)(nil),         // 37: headlease.v1.GrantedLease
+	(*QueuedRequest)(nil),        // 38: headlease.v1.QueuedRequest
+	(*BusyLease)(nil),            // 39: headlease.v1.BusyLease
+	(*CancelResult)(nil),         // 40: headlease.v1.CancelResult
+	(*InitRegionResult)(nil),     // 41: headlease.v1.InitRegionResult
+	(*ConfigureResult)(nil),      // 42: headlease.v1.ConfigureResult
+	nil,                          // 43: headlease.v1.OpenSessionCommand.LabelsEntry
+	(*ClusterConfiguration)(nil), // 44: headlease.v1.ClusterConfiguration
+	(*Ballot)(nil),               // 45: headlease.v1.Ballot
+	(*Value)(nil),                // 46: headlease.v1.Value
+	(*Voter)(nil),                // 47: headlease.v1.Voter
+	(*ErrorDetail)(nil),          // 48: headlease.v1.ErrorDetail
+	(*Register)(nil),             // 49: headlease.v1.Register
 }
 var file_headlease_v1_command_proto_depIdxs = []int32{
 	1,  // 0: headlease.v1.Entry.commands:type_name -> headlease.v1.Command
@@ -2558,38 +3250,46 @@ var file_headlease_v1_command_proto_depIdxs = []int32{
 	21, // 16: headlease.v1.Command.release:type_name -> headlease.v1.ReleaseCommand
 	22, // 17: headlease.v1.Command.revoke:type_name -> headlease.v1.RevokeCommand
 	23, // 18: headlease.v1.Command.end_revocation:type_name -> headlease.v1.EndRevocationCommand
-	36, // 19: headlease.v1.ConfigureCommand.configuration:type_name -> headlease.v1.ClusterConfiguration
-	37, // 20: headlease.v1.RegisterGuard.promised:type_name -> headlease.v1.Ballot
-	37, // 21: headlease.v1.RegisterGuard.accepted:type_name -> headlease.v1.Ballot
-	7,  // 22: headlease.v1.PromiseItem.guard:type_name -> headlease.v1.RegisterGuard
-	37, // 23: headlease.v1.PromiseItem.ballot:type_name -> headlease.v1.Ballot
-	8,  // 24: headlease.v1.PromiseCommand.items:type_name -> headlease.v1.PromiseItem
-	7,  // 25: headlease.v1.AcceptedItem.guard:type_name -> headlease.v1.RegisterGuard
-	37, // 26: headlease.v1.AcceptedItem.ballot:type_name -> headlease.v1.Ballot
-	38, // 27: headlease.v1.AcceptedItem.value:type_name -> headlease.v1.Value
-	10, // 28: headlease.v1.AcceptedCommand.items:type_name -> headlease.v1.AcceptedItem
-	37, // 29: headlease.v1.AdoptCommand.ballot:type_name -> headlease.v1.Ballot
-	39, // 30: headlease.v1.VoterRecord.voter:type_name -> headlease.v1.Voter
-	14, // 31: headlease.v1.RecordVotersCommand.voters:type_name -> headlease.v1.VoterRecord
-	35, // 32: headlease.v1.OpenSessionCommand.labels:type_name -> headlease.v1.OpenSessionCommand.LabelsEntry
-	40, // 33: headlease.v1.CommandResult.error:type_name -> headlease.v1.ErrorDetail
-	25, // 34: headlease.v1.CommandResult.reserved:type_name -> headlease.v1.ReservedBallot
-	27, // 35: headlease.v1.CommandResult.items:type_name -> headlease.v1.ItemResults
-	28, // 36: headlease.v1.CommandResult.acquire:type_name -> headlease.v1.AcquireResult
-	32, // 37: headlease.v1.CommandResult.cancel:type_name -> headlease.v1.CancelResult
-	33, // 38: headlease.v1.CommandResult.init:type_name -> headlease.v1.InitRegionResult
-	34, // 39: headlease.v1.CommandResult.configure:type_name -> headlease.v1.ConfigureResult
-	37, // 40: headlease.v1.ReservedBallot.ballot:type_name -> headlease.v1.Ballot
-	41, // 41: headlease.v1.ItemResult.register:type_name -> headlease.v1.Register
-	26, // 42: headlease.v1.ItemResults.items:type_name -> headlease.v1.ItemResult
-	29, // 43: headlease.v1.AcquireResult.granted:type_name -> headlease.v1.GrantedLease
-	30, // 44: headlease.v1.AcquireResult.queued:type_name -> headlease.v1.QueuedRequest
-	31, // 45: headlease.v1.AcquireResult.busy:type_name -> headlease.v1.BusyLease
-	46, // [46:46] is the sub-list for method output_type
-	46, // [46:46] is the sub-list for method input_type
-	46, // [46:46] is the sub-list for extension type_name
-	46, // [46:46] is the sub-list for extension extendee
-	0,  // [0:46] is the sub-list for field type_name
+	24, // 19: headlease.v1.Command.set_value:type_name -> headlease.v1.SetValueCommand
+	25, // 20: headlease.v1.Command.end_wait:type_name -> headlease.v1.EndWaitCommand
+	26, // 21: headlease.v1.Command.end_delay:type_name -> headlease.v1.EndDelayCommand
+	27, // 22: headlease.v1.Command.settle:type_name -> headlease.v1.SettleCommand
+	28, // 23: headlease.v1.Command.start_drain:type_name -> headlease.v1.StartDrainCommand
+	29, // 24: headlease.v1.Command.abort_drain:type_name -> headlease.v1.AbortDrainCommand
+	30, // 25: headlease.v1.Command.raise_level:type_name -> headlease.v1.RaiseLevelCommand
+	31, // 26: headlease.v1.Command.state_hash:type_name -> headlease.v1.StateHashCommand
+	44, // 27: headlease.v1.ConfigureCommand.configuration:type_name -> headlease.v1.ClusterConfiguration
+	45, // 28: headlease.v1.RegisterGuard.promised:type_name -> headlease.v1.Ballot
+	45, // 29: headlease.v1.RegisterGuard.accepted:type_name -> headlease.v1.Ballot
+	7,  // 30: headlease.v1.PromiseItem.guard:type_name -> headlease.v1.RegisterGuard
+	45, // 31: headlease.v1.PromiseItem.ballot:type_name -> headlease.v1.Ballot
+	8,  // 32: headlease.v1.PromiseCommand.items:type_name -> headlease.v1.PromiseItem
+	7,  // 33: headlease.v1.AcceptedItem.guard:type_name -> headlease.v1.RegisterGuard
+	45, // 34: headlease.v1.AcceptedItem.ballot:type_name -> headlease.v1.Ballot
+	46, // 35: headlease.v1.AcceptedItem.value:type_name -> headlease.v1.Value
+	10, // 36: headlease.v1.AcceptedCommand.items:type_name -> headlease.v1.AcceptedItem
+	45, // 37: headlease.v1.AdoptCommand.ballot:type_name -> headlease.v1.Ballot
+	47, // 38: headlease.v1.VoterRecord.voter:type_name -> headlease.v1.Voter
+	14, // 39: headlease.v1.RecordVotersCommand.voters:type_name -> headlease.v1.VoterRecord
+	43, // 40: headlease.v1.OpenSessionCommand.labels:type_name -> headlease.v1.OpenSessionCommand.LabelsEntry
+	48, // 41: headlease.v1.CommandResult.error:type_name -> headlease.v1.ErrorDetail
+	33, // 42: headlease.v1.CommandResult.reserved:type_name -> headlease.v1.ReservedBallot
+	35, // 43: headlease.v1.CommandResult.items:type_name -> headlease.v1.ItemResults
+	36, // 44: headlease.v1.CommandResult.acquire:type_name -> headlease.v1.AcquireResult
+	40, // 45: headlease.v1.CommandResult.cancel:type_name -> headlease.v1.CancelResult
+	41, // 46: headlease.v1.CommandResult.init:type_name -> headlease.v1.InitRegionResult
+	42, // 47: headlease.v1.CommandResult.configure:type_name -> headlease.v1.ConfigureResult
+	45, // 48: headlease.v1.ReservedBallot.ballot:type_name -> headlease.v1.Ballot
+	49, // 49: headlease.v1.ItemResult.register:type_name -> headlease.v1.Register
+	34, // 50: headlease.v1.ItemResults.items:type_name -> headlease.v1.ItemResult
+	37, // 51: headlease.v1.AcquireResult.granted:type_name -> headlease.v1.GrantedLease
+	38, // 52: headlease.v1.AcquireResult.queued:type_name -> headlease.v1.QueuedRequest
+	39, // 53: headlease.v1.AcquireResult.busy:type_name -> headlease.v1.BusyLease
+	54, // [54:54] is the sub-list for method output_type
+	54, // [54:54] is the sub-list for method input_type
+	54, // [54:54] is the sub-list for extension type_name
+	54, // [54:54] is the sub-list for extension extendee
+	0,  // [0:54] is the sub-list for field type_name
 }
 
 func init() { file_headlease_v1_command_proto_init() }
@@ -2618,8 +3318,16 @@ func file_headlease_v1_command_proto_init() {
 		(*Command_Release)(nil),
 		(*Command_Revoke)(nil),
 		(*Command_EndRevocation)(nil),
+		(*Command_SetValue)(nil),
+		(*Command_EndWait)(nil),
+		(*Command_EndDelay)(nil),
+		(*Command_Settle)(nil),
+		(*Command_StartDrain)(nil),
+		(*Command_AbortDrain)(nil),
+		(*Command_RaiseLevel)(nil),
+		(*Command_StateHash)(nil),
 	}
-	file_headlease_v1_command_proto_msgTypes[24].OneofWrappers = []any{
+	file_headlease_v1_command_proto_msgTypes[32].OneofWrappers = []any{
 		(*CommandResult_Reserved)(nil),
 		(*CommandResult_Items)(nil),
 		(*CommandResult_Acquire)(nil),
@@ -2627,7 +3335,7 @@ func file_headlease_v1_command_proto_init() {
 		(*CommandResult_Init)(nil),
 		(*CommandResult_Configure)(nil),
 	}
-	file_headlease_v1_command_proto_msgTypes[28].OneofWrappers = []any{
+	file_headlease_v1_command_proto_msgTypes[36].OneofWrappers = []any{
 		(*AcquireResult_Granted)(nil),
 		(*AcquireResult_Queued)(nil),
 		(*AcquireResult_Busy)(nil),
@@ -2638,7 +3346,7 @@ func file_headlease_v1_command_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_headlease_v1_command_proto_rawDesc), len(file_headlease_v1_command_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   36,
+			NumMessages:   44,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -39,6 +39,7 @@ type ErrorDetail struct {
 	//	*ErrorDetail_WrongTerm
 	//	*ErrorDetail_OtherCluster
 	//	*ErrorDetail_Refused
+	//	*ErrorDetail_WaitEnded
 	Kind          isErrorDetail_Kind `protobuf_oneof:"kind"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -198,6 +199,15 @@ func (x *ErrorDetail) GetRefused() *Refused {
 	return nil
 }
 
+func (x *ErrorDetail) GetWaitEnded() *WaitEnded {
+	if x != nil {
+		if x, ok := x.Kind.(*ErrorDetail_WaitEnded); ok {
+			return x.WaitEnded
+		}
+	}
+	return nil
+}
+
 type isErrorDetail_Kind interface {
 	isErrorDetail_Kind()
 }
@@ -254,6 +264,10 @@ type ErrorDetail_Refused struct {
 	Refused *Refused `protobuf:"bytes,13,opt,name=refused,proto3,oneof"`
 }
 
+type ErrorDetail_WaitEnded struct {
+	WaitEnded *WaitEnded `protobuf:"bytes,14,opt,name=wait_ended,json=waitEnded,proto3,oneof"`
+}
+
 func (*ErrorDetail_NotOwner) isErrorDetail_Kind() {}
 
 func (*ErrorDetail_Lapsed) isErrorDetail_Kind() {}
@@ -279,6 +293,8 @@ func (*ErrorDetail_WrongTerm) isErrorDetail_Kind() {}
 func (*ErrorDetail_OtherCluster) isErrorDetail_Kind() {}
 
 func (*ErrorDetail_Refused) isErrorDetail_Kind() {}
+
+func (*ErrorDetail_WaitEnded) isErrorDetail_Kind() {}
 
 // NotOwner: this region does not own the resource's partition.
 type NotOwner struct {
@@ -933,11 +949,64 @@ func (x *Refused) GetReason() string {
 	return ""
 }
 
+// WaitEnded: the request waited as long as it had asked to.
+type WaitEnded struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Resource      string                 `protobuf:"bytes,1,opt,name=resource,proto3" json:"resource,omitempty"`
+	WaitedMs      int64                  `protobuf:"varint,2,opt,name=waited_ms,json=waitedMs,proto3" json:"waited_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WaitEnded) Reset() {
+	*x = WaitEnded{}
+	mi := &file_headlease_v1_errors_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WaitEnded) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WaitEnded) ProtoMessage() {}
+
+func (x *WaitEnded) ProtoReflect() protoreflect.Message {
+	mi := &file_headlease_v1_errors_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WaitEnded.ProtoReflect.Descriptor instead.
+func (*WaitEnded) Descriptor() ([]byte, []int) {
+	return file_headlease_v1_errors_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *WaitEnded) GetResource() string {
+	if x != nil {
+		return x.Resource
+	}
+	return ""
+}
+
+func (x *WaitEnded) GetWaitedMs() int64 {
+	if x != nil {
+		return x.WaitedMs
+	}
+	return 0
+}
+
 var File_headlease_v1_errors_proto protoreflect.FileDescriptor
 
 const file_headlease_v1_errors_proto_rawDesc = "" +
 	"\n" +
-	"\x19headlease/v1/errors.proto\x12\fheadlease.v1\"\x8d\x06\n" +
+	"\x19headlease/v1/errors.proto\x12\fheadlease.v1\"\xc7\x06\n" +
 	"\vErrorDetail\x125\n" +
 	"\tnot_owner\x18\x01 \x01(\v2\x16.headlease.v1.NotOwnerH\x00R\bnotOwner\x12.\n" +
 	"\x06lapsed\x18\x02 \x01(\v2\x14.headlease.v1.LapsedH\x00R\x06lapsed\x12+\n" +
@@ -957,7 +1026,9 @@ const file_headlease_v1_errors_proto_rawDesc = "" +
 	"\n" +
 	"wrong_term\x18\v \x01(\v2\x17.headlease.v1.WrongTermH\x00R\twrongTerm\x12A\n" +
 	"\rother_cluster\x18\f \x01(\v2\x1a.headlease.v1.OtherClusterH\x00R\fotherCluster\x121\n" +
-	"\arefused\x18\r \x01(\v2\x15.headlease.v1.RefusedH\x00R\arefusedB\x06\n" +
+	"\arefused\x18\r \x01(\v2\x15.headlease.v1.RefusedH\x00R\arefused\x128\n" +
+	"\n" +
+	"wait_ended\x18\x0e \x01(\v2\x17.headlease.v1.WaitEndedH\x00R\twaitEndedB\x06\n" +
 	"\x04kind\"r\n" +
 	"\bNotOwner\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\tR\tpartition\x12\x14\n" +
@@ -997,7 +1068,10 @@ const file_headlease_v1_errors_proto_rawDesc = "" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\x04R\aversion\"!\n" +
 	"\aRefused\x12\x16\n" +
-	"\x06reason\x18\x01 \x01(\tR\x06reasonB?Z=github.com/headlease/headlease/proto/headlease/v1;headleasev1b\x06proto3"
+	"\x06reason\x18\x01 \x01(\tR\x06reason\"D\n" +
+	"\tWaitEnded\x12\x1a\n" +
+	"\bresource\x18\x01 \x01(\tR\bresource\x12\x1b\n" +
+	"\twaited_ms\x18\x02 \x01(\x03R\bwaitedMsB?Z=github.com/headlease/headlease/proto/headlease/v1;headleasev1b\x06proto3"
 
 var (
 	file_headlease_v1_errors_proto_rawDescOnce sync.Once
@@ -1011,7 +1085,7 @@ func file_headlease_v1_errors_proto_rawDescGZIP() []byte {
 	return file_headlease_v1_errors_proto_rawDescData
 }
 
-var file_headlease_v1_errors_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_headlease_v1_errors_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_headlease_v1_errors_proto_goTypes = []any{
 	(*ErrorDetail)(nil),    // 0: headlease.v1.ErrorDetail
 	(*NotOwner)(nil),       // 1: headlease.v1.NotOwner
@@ -1027,6 +1101,7 @@ var file_headlease_v1_errors_proto_goTypes = []any{
 	(*WrongTerm)(nil),      // 11: headlease.v1.WrongTerm
 	(*OtherCluster)(nil),   // 12: headlease.v1.OtherCluster
 	(*Refused)(nil),        // 13: headlease.v1.Refused
+	(*WaitEnded)(nil),      // 14: headlease.v1.WaitEnded
 }
 var file_headlease_v1_errors_proto_depIdxs = []int32{
 	1,  // 0: headlease.v1.ErrorDetail.not_owner:type_name -> headlease.v1.NotOwner
@@ -1042,11 +1117,12 @@ var file_headlease_v1_errors_proto_depIdxs = []int32{
 	11, // 10: headlease.v1.ErrorDetail.wrong_term:type_name -> headlease.v1.WrongTerm
 	12, // 11: headlease.v1.ErrorDetail.other_cluster:type_name -> headlease.v1.OtherCluster
 	13, // 12: headlease.v1.ErrorDetail.refused:type_name -> headlease.v1.Refused
-	13, // [13:13] is the sub-list for method output_type
-	13, // [13:13] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	14, // 13: headlease.v1.ErrorDetail.wait_ended:type_name -> headlease.v1.WaitEnded
+	14, // [14:14] is the sub-list for method output_type
+	14, // [14:14] is the sub-list for method input_type
+	14, // [14:14] is the sub-list for extension type_name
+	14, // [14:14] is the sub-list for extension extendee
+	0,  // [0:14] is the sub-list for field type_name
 }
 
 func init() { file_headlease_v1_errors_proto_init() }
@@ -1068,6 +1144,7 @@ func file_headlease_v1_errors_proto_init() {
 		(*ErrorDetail_WrongTerm)(nil),
 		(*ErrorDetail_OtherCluster)(nil),
 		(*ErrorDetail_Refused)(nil),
+		(*ErrorDetail_WaitEnded)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1075,7 +1152,7 @@ func file_headlease_v1_errors_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_headlease_v1_errors_proto_rawDesc), len(file_headlease_v1_errors_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   14,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -28,10 +28,22 @@ type AcquireRequest struct {
 	// Rising per session, from 1.
 	RequestId         uint64 `protobuf:"varint,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	LowestOpenRequest uint64 `protobuf:"varint,4,opt,name=lowest_open_request,json=lowestOpenRequest,proto3" json:"lowest_open_request,omitempty"`
-	Resource          string `protobuf:"bytes,5,opt,name=resource,proto3" json:"resource,omitempty"`
-	Wait              bool   `protobuf:"varint,6,opt,name=wait,proto3" json:"wait,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// With slots, the name without the slot's number: lock/NAME.
+	Resource string `protobuf:"bytes,5,opt,name=resource,proto3" json:"resource,omitempty"`
+	Wait     bool   `protobuf:"varint,6,opt,name=wait,proto3" json:"wait,omitempty"`
+	// Kept beside the lease while it is held, at most 64 KiB.
+	Value []byte `protobuf:"bytes,7,opt,name=value,proto3" json:"value,omitempty"`
+	// If the lease ends without a release, the resource is granted to nobody for
+	// so long; 0 to 60 s. After a promotion without a release the new region
+	// waits so long before it grants a request that names a delay.
+	LockDelayMs int64 `protobuf:"varint,8,opt,name=lock_delay_ms,json=lockDelayMs,proto3" json:"lock_delay_ms,omitempty"`
+	// The longest time to wait in the queue; 0: until cancelled.
+	WaitMs int64 `protobuf:"varint,9,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`
+	// 1 or more: any free one of the slots lock/NAME#0 to lock/NAME#(slots-1) of
+	// a semaphore; the answer names it. 0: the resource itself.
+	Slots         uint32 `protobuf:"varint,10,opt,name=slots,proto3" json:"slots,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *AcquireRequest) Reset() {
@@ -104,6 +116,34 @@ func (x *AcquireRequest) GetWait() bool {
 		return x.Wait
 	}
 	return false
+}
+
+func (x *AcquireRequest) GetValue() []byte {
+	if x != nil {
+		return x.Value
+	}
+	return nil
+}
+
+func (x *AcquireRequest) GetLockDelayMs() int64 {
+	if x != nil {
+		return x.LockDelayMs
+	}
+	return 0
+}
+
+func (x *AcquireRequest) GetWaitMs() int64 {
+	if x != nil {
+		return x.WaitMs
+	}
+	return 0
+}
+
+func (x *AcquireRequest) GetSlots() uint32 {
+	if x != nil {
+		return x.Slots
+	}
+	return 0
 }
 
 type AcquireResponse struct {
@@ -269,10 +309,12 @@ func (x *Queued) GetAhead() uint32 {
 
 // Busy: somebody else holds it and wait was not asked for.
 type Busy struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Holder        string                 `protobuf:"bytes,1,opt,name=holder,proto3" json:"holder,omitempty"`
-	Token         uint64                 `protobuf:"varint,2,opt,name=token,proto3" json:"token,omitempty"`
-	Waiters       uint32                 `protobuf:"varint,3,opt,name=waiters,proto3" json:"waiters,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Holder  string                 `protobuf:"bytes,1,opt,name=holder,proto3" json:"holder,omitempty"`
+	Token   uint64                 `protobuf:"varint,2,opt,name=token,proto3" json:"token,omitempty"`
+	Waiters uint32                 `protobuf:"varint,3,opt,name=waiters,proto3" json:"waiters,omitempty"`
+	// Nobody holds it: a lock delay runs.
+	Delayed       bool `protobuf:"varint,4,opt,name=delayed,proto3" json:"delayed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -326,6 +368,13 @@ func (x *Busy) GetWaiters() uint32 {
 		return x.Waiters
 	}
 	return 0
+}
+
+func (x *Busy) GetDelayed() bool {
+	if x != nil {
+		return x.Delayed
+	}
+	return false
 }
 
 type CancelAcquireRequest struct {
@@ -546,6 +595,127 @@ func (*ReleaseResponse) Descriptor() ([]byte, []int) {
 	return file_headlease_v1_lease_proto_rawDescGZIP(), []int{7}
 }
 
+type SetValueRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SessionId     string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	Secret        []byte                 `protobuf:"bytes,2,opt,name=secret,proto3" json:"secret,omitempty"`
+	Resource      string                 `protobuf:"bytes,3,opt,name=resource,proto3" json:"resource,omitempty"`
+	Token         uint64                 `protobuf:"varint,4,opt,name=token,proto3" json:"token,omitempty"`
+	Value         []byte                 `protobuf:"bytes,5,opt,name=value,proto3" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetValueRequest) Reset() {
+	*x = SetValueRequest{}
+	mi := &file_headlease_v1_lease_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetValueRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetValueRequest) ProtoMessage() {}
+
+func (x *SetValueRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_headlease_v1_lease_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetValueRequest.ProtoReflect.Descriptor instead.
+func (*SetValueRequest) Descriptor() ([]byte, []int) {
+	return file_headlease_v1_lease_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *SetValueRequest) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *SetValueRequest) GetSecret() []byte {
+	if x != nil {
+		return x.Secret
+	}
+	return nil
+}
+
+func (x *SetValueRequest) GetResource() string {
+	if x != nil {
+		return x.Resource
+	}
+	return ""
+}
+
+func (x *SetValueRequest) GetToken() uint64 {
+	if x != nil {
+		return x.Token
+	}
+	return 0
+}
+
+func (x *SetValueRequest) GetValue() []byte {
+	if x != nil {
+		return x.Value
+	}
+	return nil
+}
+
+type SetValueResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The region's revision at which the value was set.
+	Revision      uint64 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetValueResponse) Reset() {
+	*x = SetValueResponse{}
+	mi := &file_headlease_v1_lease_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetValueResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetValueResponse) ProtoMessage() {}
+
+func (x *SetValueResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_headlease_v1_lease_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetValueResponse.ProtoReflect.Descriptor instead.
+func (*SetValueResponse) Descriptor() ([]byte, []int) {
+	return file_headlease_v1_lease_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *SetValueResponse) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
 type GetLeaseRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Resource      string                 `protobuf:"bytes,1,opt,name=resource,proto3" json:"resource,omitempty"`
@@ -555,7 +725,7 @@ type GetLeaseRequest struct {
 
 func (x *GetLeaseRequest) Reset() {
 	*x = GetLeaseRequest{}
-	mi := &file_headlease_v1_lease_proto_msgTypes[8]
+	mi := &file_headlease_v1_lease_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -567,7 +737,7 @@ func (x *GetLeaseRequest) String() string {
 func (*GetLeaseRequest) ProtoMessage() {}
 
 func (x *GetLeaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_lease_proto_msgTypes[8]
+	mi := &file_headlease_v1_lease_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -580,7 +750,7 @@ func (x *GetLeaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLeaseRequest.ProtoReflect.Descriptor instead.
 func (*GetLeaseRequest) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_lease_proto_rawDescGZIP(), []int{8}
+	return file_headlease_v1_lease_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *GetLeaseRequest) GetResource() string {
@@ -602,7 +772,7 @@ type GetLeaseResponse struct {
 
 func (x *GetLeaseResponse) Reset() {
 	*x = GetLeaseResponse{}
-	mi := &file_headlease_v1_lease_proto_msgTypes[9]
+	mi := &file_headlease_v1_lease_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -614,7 +784,7 @@ func (x *GetLeaseResponse) String() string {
 func (*GetLeaseResponse) ProtoMessage() {}
 
 func (x *GetLeaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_lease_proto_msgTypes[9]
+	mi := &file_headlease_v1_lease_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -627,7 +797,7 @@ func (x *GetLeaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLeaseResponse.ProtoReflect.Descriptor instead.
 func (*GetLeaseResponse) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_lease_proto_rawDescGZIP(), []int{9}
+	return file_headlease_v1_lease_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *GetLeaseResponse) GetLease() *LeaseInfo {
@@ -657,18 +827,22 @@ type LeaseInfo struct {
 	Token     uint64                 `protobuf:"varint,2,opt,name=token,proto3" json:"token,omitempty"`
 	SessionId string                 `protobuf:"bytes,3,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
 	// Identity of the session's client.
-	Holder        string `protobuf:"bytes,4,opt,name=holder,proto3" json:"holder,omitempty"`
-	Partition     string `protobuf:"bytes,5,opt,name=partition,proto3" json:"partition,omitempty"`
-	Region        string `protobuf:"bytes,6,opt,name=region,proto3" json:"region,omitempty"`
-	Waiters       uint32 `protobuf:"varint,7,opt,name=waiters,proto3" json:"waiters,omitempty"`
-	Revoked       bool   `protobuf:"varint,8,opt,name=revoked,proto3" json:"revoked,omitempty"`
+	Holder      string `protobuf:"bytes,4,opt,name=holder,proto3" json:"holder,omitempty"`
+	Partition   string `protobuf:"bytes,5,opt,name=partition,proto3" json:"partition,omitempty"`
+	Region      string `protobuf:"bytes,6,opt,name=region,proto3" json:"region,omitempty"`
+	Waiters     uint32 `protobuf:"varint,7,opt,name=waiters,proto3" json:"waiters,omitempty"`
+	Revoked     bool   `protobuf:"varint,8,opt,name=revoked,proto3" json:"revoked,omitempty"`
+	Value       []byte `protobuf:"bytes,9,opt,name=value,proto3" json:"value,omitempty"`
+	LockDelayMs int64  `protobuf:"varint,10,opt,name=lock_delay_ms,json=lockDelayMs,proto3" json:"lock_delay_ms,omitempty"`
+	// The log index of the grant, or of the newest value.
+	Revision      uint64 `protobuf:"varint,11,opt,name=revision,proto3" json:"revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *LeaseInfo) Reset() {
 	*x = LeaseInfo{}
-	mi := &file_headlease_v1_lease_proto_msgTypes[10]
+	mi := &file_headlease_v1_lease_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -680,7 +854,7 @@ func (x *LeaseInfo) String() string {
 func (*LeaseInfo) ProtoMessage() {}
 
 func (x *LeaseInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_lease_proto_msgTypes[10]
+	mi := &file_headlease_v1_lease_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -693,7 +867,7 @@ func (x *LeaseInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseInfo.ProtoReflect.Descriptor instead.
 func (*LeaseInfo) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_lease_proto_rawDescGZIP(), []int{10}
+	return file_headlease_v1_lease_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *LeaseInfo) GetResource() string {
@@ -752,6 +926,27 @@ func (x *LeaseInfo) GetRevoked() bool {
 	return false
 }
 
+func (x *LeaseInfo) GetValue() []byte {
+	if x != nil {
+		return x.Value
+	}
+	return nil
+}
+
+func (x *LeaseInfo) GetLockDelayMs() int64 {
+	if x != nil {
+		return x.LockDelayMs
+	}
+	return 0
+}
+
+func (x *LeaseInfo) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
 type ListLeasesRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Prefix string                 `protobuf:"bytes,1,opt,name=prefix,proto3" json:"prefix,omitempty"`
@@ -765,7 +960,7 @@ type ListLeasesRequest struct {
 
 func (x *ListLeasesRequest) Reset() {
 	*x = ListLeasesRequest{}
-	mi := &file_headlease_v1_lease_proto_msgTypes[11]
+	mi := &file_headlease_v1_lease_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -777,7 +972,7 @@ func (x *ListLeasesRequest) String() string {
 func (*ListLeasesRequest) ProtoMessage() {}
 
 func (x *ListLeasesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_lease_proto_msgTypes[11]
+	mi := &file_headlease_v1_lease_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -790,7 +985,7 @@ func (x *ListLeasesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLeasesRequest.ProtoReflect.Descriptor instead.
 func (*ListLeasesRequest) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_lease_proto_rawDescGZIP(), []int{11}
+	return file_headlease_v1_lease_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ListLeasesRequest) GetPrefix() string {
@@ -824,7 +1019,7 @@ type ListLeasesResponse struct {
 
 func (x *ListLeasesResponse) Reset() {
 	*x = ListLeasesResponse{}
-	mi := &file_headlease_v1_lease_proto_msgTypes[12]
+	mi := &file_headlease_v1_lease_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -836,7 +1031,7 @@ func (x *ListLeasesResponse) String() string {
 func (*ListLeasesResponse) ProtoMessage() {}
 
 func (x *ListLeasesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_lease_proto_msgTypes[12]
+	mi := &file_headlease_v1_lease_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -849,7 +1044,7 @@ func (x *ListLeasesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLeasesResponse.ProtoReflect.Descriptor instead.
 func (*ListLeasesResponse) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_lease_proto_rawDescGZIP(), []int{12}
+	return file_headlease_v1_lease_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ListLeasesResponse) GetLeases() []*LeaseInfo {
@@ -870,7 +1065,7 @@ var File_headlease_v1_lease_proto protoreflect.FileDescriptor
 
 const file_headlease_v1_lease_proto_rawDesc = "" +
 	"\n" +
-	"\x18headlease/v1/lease.proto\x12\fheadlease.v1\x1a\x1aheadlease/v1/session.proto\"\xc6\x01\n" +
+	"\x18headlease/v1/lease.proto\x12\fheadlease.v1\x1a\x1aheadlease/v1/session.proto\"\xaf\x02\n" +
 	"\x0eAcquireRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x16\n" +
@@ -879,7 +1074,12 @@ const file_headlease_v1_lease_proto_rawDesc = "" +
 	"request_id\x18\x03 \x01(\x04R\trequestId\x12.\n" +
 	"\x13lowest_open_request\x18\x04 \x01(\x04R\x11lowestOpenRequest\x12\x1a\n" +
 	"\bresource\x18\x05 \x01(\tR\bresource\x12\x12\n" +
-	"\x04wait\x18\x06 \x01(\bR\x04wait\"\xdb\x01\n" +
+	"\x04wait\x18\x06 \x01(\bR\x04wait\x12\x14\n" +
+	"\x05value\x18\a \x01(\fR\x05value\x12\"\n" +
+	"\rlock_delay_ms\x18\b \x01(\x03R\vlockDelayMs\x12\x17\n" +
+	"\await_ms\x18\t \x01(\x03R\x06waitMs\x12\x14\n" +
+	"\x05slots\x18\n" +
+	" \x01(\rR\x05slots\"\xdb\x01\n" +
 	"\x0fAcquireResponse\x12\x12\n" +
 	"\x04term\x18\x01 \x01(\x04R\x04term\x12\x1f\n" +
 	"\vreceived_at\x18\x02 \x01(\x03R\n" +
@@ -889,11 +1089,12 @@ const file_headlease_v1_lease_proto_rawDesc = "" +
 	"\x04busy\x18\x05 \x01(\v2\x12.headlease.v1.BusyH\x00R\x04busyB\t\n" +
 	"\aoutcome\"\x1e\n" +
 	"\x06Queued\x12\x14\n" +
-	"\x05ahead\x18\x01 \x01(\rR\x05ahead\"N\n" +
+	"\x05ahead\x18\x01 \x01(\rR\x05ahead\"h\n" +
 	"\x04Busy\x12\x16\n" +
 	"\x06holder\x18\x01 \x01(\tR\x06holder\x12\x14\n" +
 	"\x05token\x18\x02 \x01(\x04R\x05token\x12\x18\n" +
-	"\awaiters\x18\x03 \x01(\rR\awaiters\"l\n" +
+	"\awaiters\x18\x03 \x01(\rR\awaiters\x12\x18\n" +
+	"\adelayed\x18\x04 \x01(\bR\adelayed\"l\n" +
 	"\x14CancelAcquireRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x16\n" +
@@ -909,13 +1110,22 @@ const file_headlease_v1_lease_proto_rawDesc = "" +
 	"\x06secret\x18\x02 \x01(\fR\x06secret\x12\x1a\n" +
 	"\bresource\x18\x03 \x01(\tR\bresource\x12\x14\n" +
 	"\x05token\x18\x04 \x01(\x04R\x05token\"\x11\n" +
-	"\x0fReleaseResponse\"-\n" +
+	"\x0fReleaseResponse\"\x90\x01\n" +
+	"\x0fSetValueRequest\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x16\n" +
+	"\x06secret\x18\x02 \x01(\fR\x06secret\x12\x1a\n" +
+	"\bresource\x18\x03 \x01(\tR\bresource\x12\x14\n" +
+	"\x05token\x18\x04 \x01(\x04R\x05token\x12\x14\n" +
+	"\x05value\x18\x05 \x01(\fR\x05value\".\n" +
+	"\x10SetValueResponse\x12\x1a\n" +
+	"\brevision\x18\x01 \x01(\x04R\brevision\"-\n" +
 	"\x0fGetLeaseRequest\x12\x1a\n" +
 	"\bresource\x18\x01 \x01(\tR\bresource\"u\n" +
 	"\x10GetLeaseResponse\x12-\n" +
 	"\x05lease\x18\x01 \x01(\v2\x17.headlease.v1.LeaseInfoR\x05lease\x12\x1c\n" +
 	"\tpartition\x18\x02 \x01(\tR\tpartition\x12\x14\n" +
-	"\x05shard\x18\x03 \x01(\rR\x05shard\"\xde\x01\n" +
+	"\x05shard\x18\x03 \x01(\rR\x05shard\"\xb4\x02\n" +
 	"\tLeaseInfo\x12\x1a\n" +
 	"\bresource\x18\x01 \x01(\tR\bresource\x12\x14\n" +
 	"\x05token\x18\x02 \x01(\x04R\x05token\x12\x1d\n" +
@@ -925,18 +1135,23 @@ const file_headlease_v1_lease_proto_rawDesc = "" +
 	"\tpartition\x18\x05 \x01(\tR\tpartition\x12\x16\n" +
 	"\x06region\x18\x06 \x01(\tR\x06region\x12\x18\n" +
 	"\awaiters\x18\a \x01(\rR\awaiters\x12\x18\n" +
-	"\arevoked\x18\b \x01(\bR\arevoked\"U\n" +
+	"\arevoked\x18\b \x01(\bR\arevoked\x12\x14\n" +
+	"\x05value\x18\t \x01(\fR\x05value\x12\"\n" +
+	"\rlock_delay_ms\x18\n" +
+	" \x01(\x03R\vlockDelayMs\x12\x1a\n" +
+	"\brevision\x18\v \x01(\x04R\brevision\"U\n" +
 	"\x11ListLeasesRequest\x12\x16\n" +
 	"\x06prefix\x18\x01 \x01(\tR\x06prefix\x12\x14\n" +
 	"\x05limit\x18\x02 \x01(\rR\x05limit\x12\x12\n" +
 	"\x04page\x18\x03 \x01(\tR\x04page\"b\n" +
 	"\x12ListLeasesResponse\x12/\n" +
 	"\x06leases\x18\x01 \x03(\v2\x17.headlease.v1.LeaseInfoR\x06leases\x12\x1b\n" +
-	"\tnext_page\x18\x02 \x01(\tR\bnextPage2\x94\x03\n" +
+	"\tnext_page\x18\x02 \x01(\tR\bnextPage2\xdf\x03\n" +
 	"\fLeaseService\x12F\n" +
 	"\aAcquire\x12\x1c.headlease.v1.AcquireRequest\x1a\x1d.headlease.v1.AcquireResponse\x12X\n" +
 	"\rCancelAcquire\x12\".headlease.v1.CancelAcquireRequest\x1a#.headlease.v1.CancelAcquireResponse\x12F\n" +
 	"\aRelease\x12\x1c.headlease.v1.ReleaseRequest\x1a\x1d.headlease.v1.ReleaseResponse\x12I\n" +
+	"\bSetValue\x12\x1d.headlease.v1.SetValueRequest\x1a\x1e.headlease.v1.SetValueResponse\x12I\n" +
 	"\bGetLease\x12\x1d.headlease.v1.GetLeaseRequest\x1a\x1e.headlease.v1.GetLeaseResponse\x12O\n" +
 	"\n" +
 	"ListLeases\x12\x1f.headlease.v1.ListLeasesRequest\x1a .headlease.v1.ListLeasesResponseB?Z=github.com/headlease/headlease/proto/headlease/v1;headleasev1b\x06proto3"
@@ -953,7 +1168,7 @@ func file_headlease_v1_lease_proto_rawDescGZIP() []byte {
 	return file_headlease_v1_lease_proto_rawDescData
 }
 
-var file_headlease_v1_lease_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_headlease_v1_lease_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_headlease_v1_lease_proto_goTypes = []any{
 	(*AcquireRequest)(nil),        // 0: headlease.v1.AcquireRequest
 	(*AcquireResponse)(nil),       // 1: headlease.v1.AcquireResponse
@@ -963,31 +1178,35 @@ var file_headlease_v1_lease_proto_goTypes = []any{
 	(*CancelAcquireResponse)(nil), // 5: headlease.v1.CancelAcquireResponse
 	(*ReleaseRequest)(nil),        // 6: headlease.v1.ReleaseRequest
 	(*ReleaseResponse)(nil),       // 7: headlease.v1.ReleaseResponse
-	(*GetLeaseRequest)(nil),       // 8: headlease.v1.GetLeaseRequest
-	(*GetLeaseResponse)(nil),      // 9: headlease.v1.GetLeaseResponse
-	(*LeaseInfo)(nil),             // 10: headlease.v1.LeaseInfo
-	(*ListLeasesRequest)(nil),     // 11: headlease.v1.ListLeasesRequest
-	(*ListLeasesResponse)(nil),    // 12: headlease.v1.ListLeasesResponse
-	(*Held)(nil),                  // 13: headlease.v1.Held
+	(*SetValueRequest)(nil),       // 8: headlease.v1.SetValueRequest
+	(*SetValueResponse)(nil),      // 9: headlease.v1.SetValueResponse
+	(*GetLeaseRequest)(nil),       // 10: headlease.v1.GetLeaseRequest
+	(*GetLeaseResponse)(nil),      // 11: headlease.v1.GetLeaseResponse
+	(*LeaseInfo)(nil),             // 12: headlease.v1.LeaseInfo
+	(*ListLeasesRequest)(nil),     // 13: headlease.v1.ListLeasesRequest
+	(*ListLeasesResponse)(nil),    // 14: headlease.v1.ListLeasesResponse
+	(*Held)(nil),                  // 15: headlease.v1.Held
 }
 var file_headlease_v1_lease_proto_depIdxs = []int32{
-	13, // 0: headlease.v1.AcquireResponse.granted:type_name -> headlease.v1.Held
+	15, // 0: headlease.v1.AcquireResponse.granted:type_name -> headlease.v1.Held
 	2,  // 1: headlease.v1.AcquireResponse.queued:type_name -> headlease.v1.Queued
 	3,  // 2: headlease.v1.AcquireResponse.busy:type_name -> headlease.v1.Busy
-	10, // 3: headlease.v1.GetLeaseResponse.lease:type_name -> headlease.v1.LeaseInfo
-	10, // 4: headlease.v1.ListLeasesResponse.leases:type_name -> headlease.v1.LeaseInfo
+	12, // 3: headlease.v1.GetLeaseResponse.lease:type_name -> headlease.v1.LeaseInfo
+	12, // 4: headlease.v1.ListLeasesResponse.leases:type_name -> headlease.v1.LeaseInfo
 	0,  // 5: headlease.v1.LeaseService.Acquire:input_type -> headlease.v1.AcquireRequest
 	4,  // 6: headlease.v1.LeaseService.CancelAcquire:input_type -> headlease.v1.CancelAcquireRequest
 	6,  // 7: headlease.v1.LeaseService.Release:input_type -> headlease.v1.ReleaseRequest
-	8,  // 8: headlease.v1.LeaseService.GetLease:input_type -> headlease.v1.GetLeaseRequest
-	11, // 9: headlease.v1.LeaseService.ListLeases:input_type -> headlease.v1.ListLeasesRequest
-	1,  // 10: headlease.v1.LeaseService.Acquire:output_type -> headlease.v1.AcquireResponse
-	5,  // 11: headlease.v1.LeaseService.CancelAcquire:output_type -> headlease.v1.CancelAcquireResponse
-	7,  // 12: headlease.v1.LeaseService.Release:output_type -> headlease.v1.ReleaseResponse
-	9,  // 13: headlease.v1.LeaseService.GetLease:output_type -> headlease.v1.GetLeaseResponse
-	12, // 14: headlease.v1.LeaseService.ListLeases:output_type -> headlease.v1.ListLeasesResponse
-	10, // [10:15] is the sub-list for method output_type
-	5,  // [5:10] is the sub-list for method input_type
+	8,  // 8: headlease.v1.LeaseService.SetValue:input_type -> headlease.v1.SetValueRequest
+	10, // 9: headlease.v1.LeaseService.GetLease:input_type -> headlease.v1.GetLeaseRequest
+	13, // 10: headlease.v1.LeaseService.ListLeases:input_type -> headlease.v1.ListLeasesRequest
+	1,  // 11: headlease.v1.LeaseService.Acquire:output_type -> headlease.v1.AcquireResponse
+	5,  // 12: headlease.v1.LeaseService.CancelAcquire:output_type -> headlease.v1.CancelAcquireResponse
+	7,  // 13: headlease.v1.LeaseService.Release:output_type -> headlease.v1.ReleaseResponse
+	9,  // 14: headlease.v1.LeaseService.SetValue:output_type -> headlease.v1.SetValueResponse
+	11, // 15: headlease.v1.LeaseService.GetLease:output_type -> headlease.v1.GetLeaseResponse
+	14, // 16: headlease.v1.LeaseService.ListLeases:output_type -> headlease.v1.ListLeasesResponse
+	11, // [11:17] is the sub-list for method output_type
+	5,  // [5:11] is the sub-list for method input_type
 	5,  // [5:5] is the sub-list for extension type_name
 	5,  // [5:5] is the sub-list for extension extendee
 	0,  // [0:5] is the sub-list for field type_name
@@ -1010,7 +1229,7 @@ func file_headlease_v1_lease_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_headlease_v1_lease_proto_rawDesc), len(file_headlease_v1_lease_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   13,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -22,6 +22,7 @@ const (
 	LeaseService_Acquire_FullMethodName       = "/headlease.v1.LeaseService/Acquire"
 	LeaseService_CancelAcquire_FullMethodName = "/headlease.v1.LeaseService/CancelAcquire"
 	LeaseService_Release_FullMethodName       = "/headlease.v1.LeaseService/Release"
+	LeaseService_SetValue_FullMethodName      = "/headlease.v1.LeaseService/SetValue"
 	LeaseService_GetLease_FullMethodName      = "/headlease.v1.LeaseService/GetLease"
 	LeaseService_ListLeases_FullMethodName    = "/headlease.v1.LeaseService/ListLeases"
 )
@@ -39,6 +40,8 @@ type LeaseServiceClient interface {
 	// tombstone, so that a late Acquire of that id does nothing.
 	CancelAcquire(ctx context.Context, in *CancelAcquireRequest, opts ...grpc.CallOption) (*CancelAcquireResponse, error)
 	Release(ctx context.Context, in *ReleaseRequest, opts ...grpc.CallOption) (*ReleaseResponse, error)
+	// SetValue replaces the value on a lease that the session holds.
+	SetValue(ctx context.Context, in *SetValueRequest, opts ...grpc.CallOption) (*SetValueResponse, error)
 	GetLease(ctx context.Context, in *GetLeaseRequest, opts ...grpc.CallOption) (*GetLeaseResponse, error)
 	ListLeases(ctx context.Context, in *ListLeasesRequest, opts ...grpc.CallOption) (*ListLeasesResponse, error)
 }
@@ -81,6 +84,16 @@ func (c *leaseServiceClient) Release(ctx context.Context, in *ReleaseRequest, op
 	return out, nil
 }
 
+func (c *leaseServiceClient) SetValue(ctx context.Context, in *SetValueRequest, opts ...grpc.CallOption) (*SetValueResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SetValueResponse)
+	err := c.cc.Invoke(ctx, LeaseService_SetValue_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *leaseServiceClient) GetLease(ctx context.Context, in *GetLeaseRequest, opts ...grpc.CallOption) (*GetLeaseResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(GetLeaseResponse)
@@ -114,6 +127,8 @@ type LeaseServiceServer interface {
 	// tombstone, so that a late Acquire of that id does nothing.
 	CancelAcquire(context.Context, *CancelAcquireRequest) (*CancelAcquireResponse, error)
 	Release(context.Context, *ReleaseRequest) (*ReleaseResponse, error)
+	// SetValue replaces the value on a lease that the session holds.
+	SetValue(context.Context, *SetValueRequest) (*SetValueResponse, error)
 	GetLease(context.Context, *GetLeaseRequest) (*GetLeaseResponse, error)
 	ListLeases(context.Context, *ListLeasesRequest) (*ListLeasesResponse, error)
 	mustEmbedUnimplementedLeaseServiceServer()
@@ -134,6 +149,9 @@ func (UnimplementedLeaseServiceServer) CancelAcquire(context.Context, *CancelAcq
 }
 func (UnimplementedLeaseServiceServer) Release(context.Context, *ReleaseRequest) (*ReleaseResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Release not implemented")
+}
+func (UnimplementedLeaseServiceServer) SetValue(context.Context, *SetValueRequest) (*SetValueResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetValue not implemented")
 }
 func (UnimplementedLeaseServiceServer) GetLease(context.Context, *GetLeaseRequest) (*GetLeaseResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetLease not implemented")
@@ -216,6 +234,24 @@ func _LeaseService_Release_Handler(srv interface{}, ctx context.Context, dec fun
 	return interceptor(ctx, in, info, handler)
 }
 
+func _LeaseService_SetValue_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetValueRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LeaseServiceServer).SetValue(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: LeaseService_SetValue_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LeaseServiceServer).SetValue(ctx, req.(*SetValueRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _LeaseService_GetLease_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GetLeaseRequest)
 	if err := dec(in); err != nil {
@@ -270,6 +306,10 @@ var LeaseService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Release",
 			Handler:    _LeaseService_Release_Handler,
+		},
+		{
+			MethodName: "SetValue",
+			Handler:    _LeaseService_SetValue_Handler,
 		},
 		{
 			MethodName: "GetLease",
