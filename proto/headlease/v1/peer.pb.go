@@ -21,8 +21,17 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// CurrentTermRequest is empty in a leadership check. What it carries otherwise
+// are hints that cost at most time: they come from the leader of leader_term
+// and are for a server in that very term.
 type CurrentTermRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	LeaderTerm uint64                 `protobuf:"varint,1,opt,name=leader_term,json=leaderTerm,proto3" json:"leader_term,omitempty"`
+	// Raft id of the one server that may write a snapshot now; empty for none.
+	SnapshotTurn string `protobuf:"bytes,2,opt,name=snapshot_turn,json=snapshotTurn,proto3" json:"snapshot_turn,omitempty"`
+	// The lowest log index that some server of the group still needs; 0 for
+	// unknown. Who comes to lead next must be able to send it from there.
+	RetainFrom    uint64 `protobuf:"varint,3,opt,name=retain_from,json=retainFrom,proto3" json:"retain_from,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -57,10 +66,42 @@ func (*CurrentTermRequest) Descriptor() ([]byte, []int) {
 	return file_headlease_v1_peer_proto_rawDescGZIP(), []int{0}
 }
 
+func (x *CurrentTermRequest) GetLeaderTerm() uint64 {
+	if x != nil {
+		return x.LeaderTerm
+	}
+	return 0
+}
+
+func (x *CurrentTermRequest) GetSnapshotTurn() string {
+	if x != nil {
+		return x.SnapshotTurn
+	}
+	return ""
+}
+
+func (x *CurrentTermRequest) GetRetainFrom() uint64 {
+	if x != nil {
+		return x.RetainFrom
+	}
+	return 0
+}
+
 type CurrentTermResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Term          uint64                 `protobuf:"varint,1,opt,name=term,proto3" json:"term,omitempty"`
-	RaftId        string                 `protobuf:"bytes,2,opt,name=raft_id,json=raftId,proto3" json:"raft_id,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Term   uint64                 `protobuf:"varint,1,opt,name=term,proto3" json:"term,omitempty"`
+	RaftId string                 `protobuf:"bytes,2,opt,name=raft_id,json=raftId,proto3" json:"raft_id,omitempty"`
+	// Index of the newest entry in this server's log, of the newest applied, and
+	// of its newest snapshot. last_index may count entries that are not committed.
+	LastIndex     uint64 `protobuf:"varint,3,opt,name=last_index,json=lastIndex,proto3" json:"last_index,omitempty"`
+	AppliedIndex  uint64 `protobuf:"varint,4,opt,name=applied_index,json=appliedIndex,proto3" json:"applied_index,omitempty"`
+	SnapshotIndex uint64 `protobuf:"varint,5,opt,name=snapshot_index,json=snapshotIndex,proto3" json:"snapshot_index,omitempty"`
+	// The log behind the snapshot is long enough for the next one.
+	SnapshotDue bool `protobuf:"varint,6,opt,name=snapshot_due,json=snapshotDue,proto3" json:"snapshot_due,omitempty"`
+	// A snapshot is being written.
+	SnapshotRunning bool `protobuf:"varint,7,opt,name=snapshot_running,json=snapshotRunning,proto3" json:"snapshot_running,omitempty"`
+	// The highest feature level that this server's program knows.
+	FeatureLevel  uint32 `protobuf:"varint,8,opt,name=feature_level,json=featureLevel,proto3" json:"feature_level,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -107,6 +148,48 @@ func (x *CurrentTermResponse) GetRaftId() string {
 		return x.RaftId
 	}
 	return ""
+}
+
+func (x *CurrentTermResponse) GetLastIndex() uint64 {
+	if x != nil {
+		return x.LastIndex
+	}
+	return 0
+}
+
+func (x *CurrentTermResponse) GetAppliedIndex() uint64 {
+	if x != nil {
+		return x.AppliedIndex
+	}
+	return 0
+}
+
+func (x *CurrentTermResponse) GetSnapshotIndex() uint64 {
+	if x != nil {
+		return x.SnapshotIndex
+	}
+	return 0
+}
+
+func (x *CurrentTermResponse) GetSnapshotDue() bool {
+	if x != nil {
+		return x.SnapshotDue
+	}
+	return false
+}
+
+func (x *CurrentTermResponse) GetSnapshotRunning() bool {
+	if x != nil {
+		return x.SnapshotRunning
+	}
+	return false
+}
+
+func (x *CurrentTermResponse) GetFeatureLevel() uint32 {
+	if x != nil {
+		return x.FeatureLevel
+	}
+	return 0
 }
 
 // Heartbeat goes from a region's leader to every configured process by gossip
@@ -201,11 +284,23 @@ var File_headlease_v1_peer_proto protoreflect.FileDescriptor
 
 const file_headlease_v1_peer_proto_rawDesc = "" +
 	"\n" +
-	"\x17headlease/v1/peer.proto\x12\fheadlease.v1\"\x14\n" +
-	"\x12CurrentTermRequest\"B\n" +
+	"\x17headlease/v1/peer.proto\x12\fheadlease.v1\"{\n" +
+	"\x12CurrentTermRequest\x12\x1f\n" +
+	"\vleader_term\x18\x01 \x01(\x04R\n" +
+	"leaderTerm\x12#\n" +
+	"\rsnapshot_turn\x18\x02 \x01(\tR\fsnapshotTurn\x12\x1f\n" +
+	"\vretain_from\x18\x03 \x01(\x04R\n" +
+	"retainFrom\"\xa0\x02\n" +
 	"\x13CurrentTermResponse\x12\x12\n" +
 	"\x04term\x18\x01 \x01(\x04R\x04term\x12\x17\n" +
-	"\araft_id\x18\x02 \x01(\tR\x06raftId\"\x96\x01\n" +
+	"\araft_id\x18\x02 \x01(\tR\x06raftId\x12\x1d\n" +
+	"\n" +
+	"last_index\x18\x03 \x01(\x04R\tlastIndex\x12#\n" +
+	"\rapplied_index\x18\x04 \x01(\x04R\fappliedIndex\x12%\n" +
+	"\x0esnapshot_index\x18\x05 \x01(\x04R\rsnapshotIndex\x12!\n" +
+	"\fsnapshot_due\x18\x06 \x01(\bR\vsnapshotDue\x12)\n" +
+	"\x10snapshot_running\x18\a \x01(\bR\x0fsnapshotRunning\x12#\n" +
+	"\rfeature_level\x18\b \x01(\rR\ffeatureLevel\"\x96\x01\n" +
 	"\tHeartbeat\x12\x16\n" +
 	"\x06region\x18\x01 \x01(\tR\x06region\x12\x16\n" +
 	"\x06server\x18\x02 \x01(\tR\x06server\x12\x12\n" +

@@ -29,7 +29,8 @@ const (
 // PeerService is what the servers of one region ask each other.
 type PeerServiceClient interface {
 	// CurrentTerm answers with the server's Raft term at this moment: the
-	// question of the leadership check. Never forwarded.
+	// question of the leadership check. Never forwarded. The leader also asks it
+	// once a second to learn how far each server is, and then fills the request.
 	CurrentTerm(ctx context.Context, in *CurrentTermRequest, opts ...grpc.CallOption) (*CurrentTermResponse, error)
 }
 
@@ -58,7 +59,8 @@ func (c *peerServiceClient) CurrentTerm(ctx context.Context, in *CurrentTermRequ
 // PeerService is what the servers of one region ask each other.
 type PeerServiceServer interface {
 	// CurrentTerm answers with the server's Raft term at this moment: the
-	// question of the leadership check. Never forwarded.
+	// question of the leadership check. Never forwarded. The leader also asks it
+	// once a second to learn how far each server is, and then fills the request.
 	CurrentTerm(context.Context, *CurrentTermRequest) (*CurrentTermResponse, error)
 	mustEmbedUnimplementedPeerServiceServer()
 }
