@@ -59,6 +59,7 @@ type Replica struct {
 
 	mu       sync.Mutex // guards what follows and initialisation
 	isReady  bool
+	joining  bool     // Run does not wait for Bootstrap
 	booted   []Server // what Bootstrap was told
 	running  bool
 	released bool
@@ -128,7 +129,7 @@ func (r *Replica) View() state.View { return *r.fsm.view.Load() }
 func (r *Replica) Initialised() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.isReady
+	return r.joined()
 }
 
 // Bootstrap makes this server a voter of the group of these servers; every one
@@ -145,6 +146,9 @@ func (r *Replica) Bootstrap(servers []Server) error {
 	defer r.mu.Unlock()
 	if r.released {
 		return ErrClosed
+	}
+	if r.joining && !r.joined() {
+		return fmt.Errorf("server %s waits to be added to a group; to make it one of a new group, start it without --join", r.cfg.Name)
 	}
 	if r.isReady {
 		have := r.booted
