@@ -102,6 +102,8 @@ type Command struct {
 	//	*Command_AbortDrain
 	//	*Command_RaiseLevel
 	//	*Command_StateHash
+	//	*Command_ConfigPromise
+	//	*Command_ConfigAccept
 	Kind          isCommand_Kind `protobuf_oneof:"kind"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -385,6 +387,24 @@ func (x *Command) GetStateHash() *StateHashCommand {
 	return nil
 }
 
+func (x *Command) GetConfigPromise() *ConfigPromiseCommand {
+	if x != nil {
+		if x, ok := x.Kind.(*Command_ConfigPromise); ok {
+			return x.ConfigPromise
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetConfigAccept() *ConfigAcceptCommand {
+	if x != nil {
+		if x, ok := x.Kind.(*Command_ConfigAccept); ok {
+			return x.ConfigAccept
+		}
+	}
+	return nil
+}
+
 type isCommand_Kind interface {
 	isCommand_Kind()
 }
@@ -493,6 +513,14 @@ type Command_StateHash struct {
 	StateHash *StateHashCommand `protobuf:"bytes,27,opt,name=state_hash,json=stateHash,proto3,oneof"`
 }
 
+type Command_ConfigPromise struct {
+	ConfigPromise *ConfigPromiseCommand `protobuf:"bytes,30,opt,name=config_promise,json=configPromise,proto3,oneof"`
+}
+
+type Command_ConfigAccept struct {
+	ConfigAccept *ConfigAcceptCommand `protobuf:"bytes,31,opt,name=config_accept,json=configAccept,proto3,oneof"`
+}
+
 func (*Command_BeginTerm) isCommand_Kind() {}
 
 func (*Command_Pulse) isCommand_Kind() {}
@@ -544,6 +572,10 @@ func (*Command_AbortDrain) isCommand_Kind() {}
 func (*Command_RaiseLevel) isCommand_Kind() {}
 
 func (*Command_StateHash) isCommand_Kind() {}
+
+func (*Command_ConfigPromise) isCommand_Kind() {}
+
+func (*Command_ConfigAccept) isCommand_Kind() {}
 
 // BeginTermCommand is the first own entry of a leader's term: when it is
 // applied, everything before it is, and the leader's tables are built.
@@ -680,6 +712,8 @@ func (x *InitRegionCommand) GetIncarnation() uint64 {
 	return 0
 }
 
+// ConfigureCommand stores a decided configuration: the first one, or a newer
+// one than the region has.
 type ConfigureCommand struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Configuration *ClusterConfiguration  `protobuf:"bytes,1,opt,name=configuration,proto3" json:"configuration,omitempty"`
@@ -724,6 +758,138 @@ func (x *ConfigureCommand) GetConfiguration() *ClusterConfiguration {
 	return nil
 }
 
+// ConfigPromiseCommand promises a ballot for the version after the one in
+// force.
+type ConfigPromiseCommand struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	ClusterId string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	// The version in force that the proposer goes by.
+	Version       uint64        `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`
+	Ballot        *ConfigBallot `protobuf:"bytes,3,opt,name=ballot,proto3" json:"ballot,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConfigPromiseCommand) Reset() {
+	*x = ConfigPromiseCommand{}
+	mi := &file_headlease_v1_command_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConfigPromiseCommand) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConfigPromiseCommand) ProtoMessage() {}
+
+func (x *ConfigPromiseCommand) ProtoReflect() protoreflect.Message {
+	mi := &file_headlease_v1_command_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConfigPromiseCommand.ProtoReflect.Descriptor instead.
+func (*ConfigPromiseCommand) Descriptor() ([]byte, []int) {
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *ConfigPromiseCommand) GetClusterId() string {
+	if x != nil {
+		return x.ClusterId
+	}
+	return ""
+}
+
+func (x *ConfigPromiseCommand) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *ConfigPromiseCommand) GetBallot() *ConfigBallot {
+	if x != nil {
+		return x.Ballot
+	}
+	return nil
+}
+
+// ConfigAcceptCommand takes a proposal for the version after the one in force.
+type ConfigAcceptCommand struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ClusterId     string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	Version       uint64                 `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`
+	Ballot        *ConfigBallot          `protobuf:"bytes,3,opt,name=ballot,proto3" json:"ballot,omitempty"`
+	Proposed      *ClusterConfiguration  `protobuf:"bytes,4,opt,name=proposed,proto3" json:"proposed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConfigAcceptCommand) Reset() {
+	*x = ConfigAcceptCommand{}
+	mi := &file_headlease_v1_command_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConfigAcceptCommand) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConfigAcceptCommand) ProtoMessage() {}
+
+func (x *ConfigAcceptCommand) ProtoReflect() protoreflect.Message {
+	mi := &file_headlease_v1_command_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConfigAcceptCommand.ProtoReflect.Descriptor instead.
+func (*ConfigAcceptCommand) Descriptor() ([]byte, []int) {
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *ConfigAcceptCommand) GetClusterId() string {
+	if x != nil {
+		return x.ClusterId
+	}
+	return ""
+}
+
+func (x *ConfigAcceptCommand) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *ConfigAcceptCommand) GetBallot() *ConfigBallot {
+	if x != nil {
+		return x.Ballot
+	}
+	return nil
+}
+
+func (x *ConfigAcceptCommand) GetProposed() *ClusterConfiguration {
+	if x != nil {
+		return x.Proposed
+	}
+	return nil
+}
+
 // ReserveBallotCommand allocates the next round and nothing more.
 type ReserveBallotCommand struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -735,7 +901,7 @@ type ReserveBallotCommand struct {
 
 func (x *ReserveBallotCommand) Reset() {
 	*x = ReserveBallotCommand{}
-	mi := &file_headlease_v1_command_proto_msgTypes[6]
+	mi := &file_headlease_v1_command_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -747,7 +913,7 @@ func (x *ReserveBallotCommand) String() string {
 func (*ReserveBallotCommand) ProtoMessage() {}
 
 func (x *ReserveBallotCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[6]
+	mi := &file_headlease_v1_command_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -760,7 +926,7 @@ func (x *ReserveBallotCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveBallotCommand.ProtoReflect.Descriptor instead.
 func (*ReserveBallotCommand) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{6}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ReserveBallotCommand) GetAbove() uint64 {
@@ -782,7 +948,7 @@ type RegisterGuard struct {
 
 func (x *RegisterGuard) Reset() {
 	*x = RegisterGuard{}
-	mi := &file_headlease_v1_command_proto_msgTypes[7]
+	mi := &file_headlease_v1_command_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -794,7 +960,7 @@ func (x *RegisterGuard) String() string {
 func (*RegisterGuard) ProtoMessage() {}
 
 func (x *RegisterGuard) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[7]
+	mi := &file_headlease_v1_command_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -807,7 +973,7 @@ func (x *RegisterGuard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterGuard.ProtoReflect.Descriptor instead.
 func (*RegisterGuard) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{7}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *RegisterGuard) GetPromised() *Ballot {
@@ -835,7 +1001,7 @@ type PromiseItem struct {
 
 func (x *PromiseItem) Reset() {
 	*x = PromiseItem{}
-	mi := &file_headlease_v1_command_proto_msgTypes[8]
+	mi := &file_headlease_v1_command_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -847,7 +1013,7 @@ func (x *PromiseItem) String() string {
 func (*PromiseItem) ProtoMessage() {}
 
 func (x *PromiseItem) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[8]
+	mi := &file_headlease_v1_command_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -860,7 +1026,7 @@ func (x *PromiseItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromiseItem.ProtoReflect.Descriptor instead.
 func (*PromiseItem) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{8}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *PromiseItem) GetPartition() string {
@@ -885,15 +1051,18 @@ func (x *PromiseItem) GetBallot() *Ballot {
 }
 
 type PromiseCommand struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Items         []*PromiseItem         `protobuf:"bytes,1,rep,name=items,proto3" json:"items,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Items []*PromiseItem         `protobuf:"bytes,1,rep,name=items,proto3" json:"items,omitempty"`
+	// Non-zero: the version it was judged under; refused under another, since a
+	// voter that has stored a newer one answers under no older one.
+	ConfigVersion uint64 `protobuf:"varint,2,opt,name=config_version,json=configVersion,proto3" json:"config_version,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PromiseCommand) Reset() {
 	*x = PromiseCommand{}
-	mi := &file_headlease_v1_command_proto_msgTypes[9]
+	mi := &file_headlease_v1_command_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -905,7 +1074,7 @@ func (x *PromiseCommand) String() string {
 func (*PromiseCommand) ProtoMessage() {}
 
 func (x *PromiseCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[9]
+	mi := &file_headlease_v1_command_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -918,7 +1087,7 @@ func (x *PromiseCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromiseCommand.ProtoReflect.Descriptor instead.
 func (*PromiseCommand) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{9}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *PromiseCommand) GetItems() []*PromiseItem {
@@ -926,6 +1095,13 @@ func (x *PromiseCommand) GetItems() []*PromiseItem {
 		return x.Items
 	}
 	return nil
+}
+
+func (x *PromiseCommand) GetConfigVersion() uint64 {
+	if x != nil {
+		return x.ConfigVersion
+	}
+	return 0
 }
 
 type AcceptedItem struct {
@@ -940,7 +1116,7 @@ type AcceptedItem struct {
 
 func (x *AcceptedItem) Reset() {
 	*x = AcceptedItem{}
-	mi := &file_headlease_v1_command_proto_msgTypes[10]
+	mi := &file_headlease_v1_command_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -952,7 +1128,7 @@ func (x *AcceptedItem) String() string {
 func (*AcceptedItem) ProtoMessage() {}
 
 func (x *AcceptedItem) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[10]
+	mi := &file_headlease_v1_command_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -965,7 +1141,7 @@ func (x *AcceptedItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptedItem.ProtoReflect.Descriptor instead.
 func (*AcceptedItem) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{10}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *AcceptedItem) GetPartition() string {
@@ -997,15 +1173,17 @@ func (x *AcceptedItem) GetValue() *Value {
 }
 
 type AcceptedCommand struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Items         []*AcceptedItem        `protobuf:"bytes,1,rep,name=items,proto3" json:"items,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Items []*AcceptedItem        `protobuf:"bytes,1,rep,name=items,proto3" json:"items,omitempty"`
+	// As in PromiseCommand.
+	ConfigVersion uint64 `protobuf:"varint,2,opt,name=config_version,json=configVersion,proto3" json:"config_version,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *AcceptedCommand) Reset() {
 	*x = AcceptedCommand{}
-	mi := &file_headlease_v1_command_proto_msgTypes[11]
+	mi := &file_headlease_v1_command_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1017,7 +1195,7 @@ func (x *AcceptedCommand) String() string {
 func (*AcceptedCommand) ProtoMessage() {}
 
 func (x *AcceptedCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[11]
+	mi := &file_headlease_v1_command_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1030,7 +1208,7 @@ func (x *AcceptedCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptedCommand.ProtoReflect.Descriptor instead.
 func (*AcceptedCommand) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{11}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *AcceptedCommand) GetItems() []*AcceptedItem {
@@ -1038,6 +1216,13 @@ func (x *AcceptedCommand) GetItems() []*AcceptedItem {
 		return x.Items
 	}
 	return nil
+}
+
+func (x *AcceptedCommand) GetConfigVersion() uint64 {
+	if x != nil {
+		return x.ConfigVersion
+	}
+	return 0
 }
 
 // AdoptCommand makes an epoch live: only after it may leases be granted.
@@ -1055,7 +1240,7 @@ type AdoptCommand struct {
 
 func (x *AdoptCommand) Reset() {
 	*x = AdoptCommand{}
-	mi := &file_headlease_v1_command_proto_msgTypes[12]
+	mi := &file_headlease_v1_command_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1067,7 +1252,7 @@ func (x *AdoptCommand) String() string {
 func (*AdoptCommand) ProtoMessage() {}
 
 func (x *AdoptCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[12]
+	mi := &file_headlease_v1_command_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1080,7 +1265,7 @@ func (x *AdoptCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptCommand.ProtoReflect.Descriptor instead.
 func (*AdoptCommand) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{12}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *AdoptCommand) GetPartition() string {
@@ -1123,7 +1308,7 @@ type DropCommand struct {
 
 func (x *DropCommand) Reset() {
 	*x = DropCommand{}
-	mi := &file_headlease_v1_command_proto_msgTypes[13]
+	mi := &file_headlease_v1_command_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1135,7 +1320,7 @@ func (x *DropCommand) String() string {
 func (*DropCommand) ProtoMessage() {}
 
 func (x *DropCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[13]
+	mi := &file_headlease_v1_command_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1148,7 +1333,7 @@ func (x *DropCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropCommand.ProtoReflect.Descriptor instead.
 func (*DropCommand) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{13}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *DropCommand) GetPartition() string {
@@ -1176,7 +1361,7 @@ type VoterRecord struct {
 
 func (x *VoterRecord) Reset() {
 	*x = VoterRecord{}
-	mi := &file_headlease_v1_command_proto_msgTypes[14]
+	mi := &file_headlease_v1_command_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1188,7 +1373,7 @@ func (x *VoterRecord) String() string {
 func (*VoterRecord) ProtoMessage() {}
 
 func (x *VoterRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[14]
+	mi := &file_headlease_v1_command_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1201,7 +1386,7 @@ func (x *VoterRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VoterRecord.ProtoReflect.Descriptor instead.
 func (*VoterRecord) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{14}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *VoterRecord) GetVoter() *Voter {
@@ -1234,7 +1419,7 @@ type RecordVotersCommand struct {
 
 func (x *RecordVotersCommand) Reset() {
 	*x = RecordVotersCommand{}
-	mi := &file_headlease_v1_command_proto_msgTypes[15]
+	mi := &file_headlease_v1_command_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1246,7 +1431,7 @@ func (x *RecordVotersCommand) String() string {
 func (*RecordVotersCommand) ProtoMessage() {}
 
 func (x *RecordVotersCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[15]
+	mi := &file_headlease_v1_command_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1259,7 +1444,7 @@ func (x *RecordVotersCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordVotersCommand.ProtoReflect.Descriptor instead.
 func (*RecordVotersCommand) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{15}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *RecordVotersCommand) GetVoters() []*VoterRecord {
@@ -1284,7 +1469,7 @@ type OpenSessionCommand struct {
 
 func (x *OpenSessionCommand) Reset() {
 	*x = OpenSessionCommand{}
-	mi := &file_headlease_v1_command_proto_msgTypes[16]
+	mi := &file_headlease_v1_command_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1296,7 +1481,7 @@ func (x *OpenSessionCommand) String() string {
 func (*OpenSessionCommand) ProtoMessage() {}
 
 func (x *OpenSessionCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[16]
+	mi := &file_headlease_v1_command_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1309,7 +1494,7 @@ func (x *OpenSessionCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionCommand.ProtoReflect.Descriptor instead.
 func (*OpenSessionCommand) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{16}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *OpenSessionCommand) GetSessionId() string {
@@ -1356,7 +1541,7 @@ type CloseSessionCommand struct {
 
 func (x *CloseSessionCommand) Reset() {
 	*x = CloseSessionCommand{}
-	mi := &file_headlease_v1_command_proto_msgTypes[17]
+	mi := &file_headlease_v1_command_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1368,7 +1553,7 @@ func (x *CloseSessionCommand) String() string {
 func (*CloseSessionCommand) ProtoMessage() {}
 
 func (x *CloseSessionCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[17]
+	mi := &file_headlease_v1_command_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1381,7 +1566,7 @@ func (x *CloseSessionCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionCommand.ProtoReflect.Descriptor instead.
 func (*CloseSessionCommand) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{17}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *CloseSessionCommand) GetSessionId() string {
@@ -1402,7 +1587,7 @@ type ExpireCommand struct {
 
 func (x *ExpireCommand) Reset() {
 	*x = ExpireCommand{}
-	mi := &file_headlease_v1_command_proto_msgTypes[18]
+	mi := &file_headlease_v1_command_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1414,7 +1599,7 @@ func (x *ExpireCommand) String() string {
 func (*ExpireCommand) ProtoMessage() {}
 
 func (x *ExpireCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[18]
+	mi := &file_headlease_v1_command_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1427,7 +1612,7 @@ func (x *ExpireCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpireCommand.ProtoReflect.Descriptor instead.
 func (*ExpireCommand) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{18}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ExpireCommand) GetSessionIds() []string {
@@ -1457,7 +1642,7 @@ type AcquireCommand struct {
 
 func (x *AcquireCommand) Reset() {
 	*x = AcquireCommand{}
-	mi := &file_headlease_v1_command_proto_msgTypes[19]
+	mi := &file_headlease_v1_command_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1469,7 +1654,7 @@ func (x *AcquireCommand) String() string {
 func (*AcquireCommand) ProtoMessage() {}
 
 func (x *AcquireCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[19]
+	mi := &file_headlease_v1_command_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1482,7 +1667,7 @@ func (x *AcquireCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcquireCommand.ProtoReflect.Descriptor instead.
 func (*AcquireCommand) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{19}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *AcquireCommand) GetSessionId() string {
@@ -1572,7 +1757,7 @@ type CancelCommand struct {
 
 func (x *CancelCommand) Reset() {
 	*x = CancelCommand{}
-	mi := &file_headlease_v1_command_proto_msgTypes[20]
+	mi := &file_headlease_v1_command_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1584,7 +1769,7 @@ func (x *CancelCommand) String() string {
 func (*CancelCommand) ProtoMessage() {}
 
 func (x *CancelCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[20]
+	mi := &file_headlease_v1_command_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1597,7 +1782,7 @@ func (x *CancelCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelCommand.ProtoReflect.Descriptor instead.
 func (*CancelCommand) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{20}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *CancelCommand) GetSessionId() string {
@@ -1625,7 +1810,7 @@ type ReleaseCommand struct {
 
 func (x *ReleaseCommand) Reset() {
 	*x = ReleaseCommand{}
-	mi := &file_headlease_v1_command_proto_msgTypes[21]
+	mi := &file_headlease_v1_command_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1637,7 +1822,7 @@ func (x *ReleaseCommand) String() string {
 func (*ReleaseCommand) ProtoMessage() {}
 
 func (x *ReleaseCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[21]
+	mi := &file_headlease_v1_command_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1650,7 +1835,7 @@ func (x *ReleaseCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseCommand.ProtoReflect.Descriptor instead.
 func (*ReleaseCommand) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{21}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ReleaseCommand) GetSessionId() string {
@@ -1687,7 +1872,7 @@ type RevokeCommand struct {
 
 func (x *RevokeCommand) Reset() {
 	*x = RevokeCommand{}
-	mi := &file_headlease_v1_command_proto_msgTypes[22]
+	mi := &file_headlease_v1_command_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1699,7 +1884,7 @@ func (x *RevokeCommand) String() string {
 func (*RevokeCommand) ProtoMessage() {}
 
 func (x *RevokeCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[22]
+	mi := &file_headlease_v1_command_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1712,7 +1897,7 @@ func (x *RevokeCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeCommand.ProtoReflect.Descriptor instead.
 func (*RevokeCommand) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{22}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *RevokeCommand) GetResource() string {
@@ -1747,7 +1932,7 @@ type EndRevocationCommand struct {
 
 func (x *EndRevocationCommand) Reset() {
 	*x = EndRevocationCommand{}
-	mi := &file_headlease_v1_command_proto_msgTypes[23]
+	mi := &file_headlease_v1_command_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1759,7 +1944,7 @@ func (x *EndRevocationCommand) String() string {
 func (*EndRevocationCommand) ProtoMessage() {}
 
 func (x *EndRevocationCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[23]
+	mi := &file_headlease_v1_command_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1772,7 +1957,7 @@ func (x *EndRevocationCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndRevocationCommand.ProtoReflect.Descriptor instead.
 func (*EndRevocationCommand) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{23}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *EndRevocationCommand) GetResource() string {
@@ -1802,7 +1987,7 @@ type SetValueCommand struct {
 
 func (x *SetValueCommand) Reset() {
 	*x = SetValueCommand{}
-	mi := &file_headlease_v1_command_proto_msgTypes[24]
+	mi := &file_headlease_v1_command_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1814,7 +1999,7 @@ func (x *SetValueCommand) String() string {
 func (*SetValueCommand) ProtoMessage() {}
 
 func (x *SetValueCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[24]
+	mi := &file_headlease_v1_command_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1827,7 +2012,7 @@ func (x *SetValueCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetValueCommand.ProtoReflect.Descriptor instead.
 func (*SetValueCommand) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{24}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *SetValueCommand) GetSessionId() string {
@@ -1870,7 +2055,7 @@ type EndWaitCommand struct {
 
 func (x *EndWaitCommand) Reset() {
 	*x = EndWaitCommand{}
-	mi := &file_headlease_v1_command_proto_msgTypes[25]
+	mi := &file_headlease_v1_command_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1882,7 +2067,7 @@ func (x *EndWaitCommand) String() string {
 func (*EndWaitCommand) ProtoMessage() {}
 
 func (x *EndWaitCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[25]
+	mi := &file_headlease_v1_command_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1895,7 +2080,7 @@ func (x *EndWaitCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndWaitCommand.ProtoReflect.Descriptor instead.
 func (*EndWaitCommand) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{25}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *EndWaitCommand) GetSessionId() string {
@@ -1925,7 +2110,7 @@ type EndDelayCommand struct {
 
 func (x *EndDelayCommand) Reset() {
 	*x = EndDelayCommand{}
-	mi := &file_headlease_v1_command_proto_msgTypes[26]
+	mi := &file_headlease_v1_command_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1937,7 +2122,7 @@ func (x *EndDelayCommand) String() string {
 func (*EndDelayCommand) ProtoMessage() {}
 
 func (x *EndDelayCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[26]
+	mi := &file_headlease_v1_command_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1950,7 +2135,7 @@ func (x *EndDelayCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndDelayCommand.ProtoReflect.Descriptor instead.
 func (*EndDelayCommand) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{26}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *EndDelayCommand) GetResource() string {
@@ -1980,7 +2165,7 @@ type SettleCommand struct {
 
 func (x *SettleCommand) Reset() {
 	*x = SettleCommand{}
-	mi := &file_headlease_v1_command_proto_msgTypes[27]
+	mi := &file_headlease_v1_command_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1992,7 +2177,7 @@ func (x *SettleCommand) String() string {
 func (*SettleCommand) ProtoMessage() {}
 
 func (x *SettleCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[27]
+	mi := &file_headlease_v1_command_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2005,7 +2190,7 @@ func (x *SettleCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleCommand.ProtoReflect.Descriptor instead.
 func (*SettleCommand) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{27}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *SettleCommand) GetPartition() string {
@@ -2035,7 +2220,7 @@ type StartDrainCommand struct {
 
 func (x *StartDrainCommand) Reset() {
 	*x = StartDrainCommand{}
-	mi := &file_headlease_v1_command_proto_msgTypes[28]
+	mi := &file_headlease_v1_command_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2047,7 +2232,7 @@ func (x *StartDrainCommand) String() string {
 func (*StartDrainCommand) ProtoMessage() {}
 
 func (x *StartDrainCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[28]
+	mi := &file_headlease_v1_command_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2060,7 +2245,7 @@ func (x *StartDrainCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartDrainCommand.ProtoReflect.Descriptor instead.
 func (*StartDrainCommand) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{28}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *StartDrainCommand) GetPartition() string {
@@ -2095,7 +2280,7 @@ type AbortDrainCommand struct {
 
 func (x *AbortDrainCommand) Reset() {
 	*x = AbortDrainCommand{}
-	mi := &file_headlease_v1_command_proto_msgTypes[29]
+	mi := &file_headlease_v1_command_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2107,7 +2292,7 @@ func (x *AbortDrainCommand) String() string {
 func (*AbortDrainCommand) ProtoMessage() {}
 
 func (x *AbortDrainCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[29]
+	mi := &file_headlease_v1_command_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2120,7 +2305,7 @@ func (x *AbortDrainCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortDrainCommand.ProtoReflect.Descriptor instead.
 func (*AbortDrainCommand) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{29}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *AbortDrainCommand) GetPartition() string {
@@ -2148,7 +2333,7 @@ type RaiseLevelCommand struct {
 
 func (x *RaiseLevelCommand) Reset() {
 	*x = RaiseLevelCommand{}
-	mi := &file_headlease_v1_command_proto_msgTypes[30]
+	mi := &file_headlease_v1_command_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2160,7 +2345,7 @@ func (x *RaiseLevelCommand) String() string {
 func (*RaiseLevelCommand) ProtoMessage() {}
 
 func (x *RaiseLevelCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[30]
+	mi := &file_headlease_v1_command_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2173,7 +2358,7 @@ func (x *RaiseLevelCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RaiseLevelCommand.ProtoReflect.Descriptor instead.
 func (*RaiseLevelCommand) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{30}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *RaiseLevelCommand) GetLevel() uint32 {
@@ -2195,7 +2380,7 @@ type StateHashCommand struct {
 
 func (x *StateHashCommand) Reset() {
 	*x = StateHashCommand{}
-	mi := &file_headlease_v1_command_proto_msgTypes[31]
+	mi := &file_headlease_v1_command_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2207,7 +2392,7 @@ func (x *StateHashCommand) String() string {
 func (*StateHashCommand) ProtoMessage() {}
 
 func (x *StateHashCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[31]
+	mi := &file_headlease_v1_command_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2220,7 +2405,7 @@ func (x *StateHashCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateHashCommand.ProtoReflect.Descriptor instead.
 func (*StateHashCommand) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{31}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *StateHashCommand) GetIndex() uint64 {
@@ -2249,6 +2434,7 @@ type CommandResult struct {
 	//	*CommandResult_Cancel
 	//	*CommandResult_Init
 	//	*CommandResult_Configure
+	//	*CommandResult_ConfigVote
 	Kind          isCommandResult_Kind `protobuf_oneof:"kind"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2256,7 +2442,7 @@ type CommandResult struct {
 
 func (x *CommandResult) Reset() {
 	*x = CommandResult{}
-	mi := &file_headlease_v1_command_proto_msgTypes[32]
+	mi := &file_headlease_v1_command_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2268,7 +2454,7 @@ func (x *CommandResult) String() string {
 func (*CommandResult) ProtoMessage() {}
 
 func (x *CommandResult) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[32]
+	mi := &file_headlease_v1_command_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2281,7 +2467,7 @@ func (x *CommandResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommandResult.ProtoReflect.Descriptor instead.
 func (*CommandResult) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{32}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *CommandResult) GetError() *ErrorDetail {
@@ -2352,6 +2538,15 @@ func (x *CommandResult) GetConfigure() *ConfigureResult {
 	return nil
 }
 
+func (x *CommandResult) GetConfigVote() *ConfigVoteResult {
+	if x != nil {
+		if x, ok := x.Kind.(*CommandResult_ConfigVote); ok {
+			return x.ConfigVote
+		}
+	}
+	return nil
+}
+
 type isCommandResult_Kind interface {
 	isCommandResult_Kind()
 }
@@ -2380,6 +2575,10 @@ type CommandResult_Configure struct {
 	Configure *ConfigureResult `protobuf:"bytes,7,opt,name=configure,proto3,oneof"`
 }
 
+type CommandResult_ConfigVote struct {
+	ConfigVote *ConfigVoteResult `protobuf:"bytes,30,opt,name=config_vote,json=configVote,proto3,oneof"`
+}
+
 func (*CommandResult_Reserved) isCommandResult_Kind() {}
 
 func (*CommandResult_Items) isCommandResult_Kind() {}
@@ -2392,6 +2591,8 @@ func (*CommandResult_Init) isCommandResult_Kind() {}
 
 func (*CommandResult_Configure) isCommandResult_Kind() {}
 
+func (*CommandResult_ConfigVote) isCommandResult_Kind() {}
+
 type ReservedBallot struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Ballot        *Ballot                `protobuf:"bytes,1,opt,name=ballot,proto3" json:"ballot,omitempty"`
@@ -2401,7 +2602,7 @@ type ReservedBallot struct {
 
 func (x *ReservedBallot) Reset() {
 	*x = ReservedBallot{}
-	mi := &file_headlease_v1_command_proto_msgTypes[33]
+	mi := &file_headlease_v1_command_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2413,7 +2614,7 @@ func (x *ReservedBallot) String() string {
 func (*ReservedBallot) ProtoMessage() {}
 
 func (x *ReservedBallot) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[33]
+	mi := &file_headlease_v1_command_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2426,7 +2627,7 @@ func (x *ReservedBallot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReservedBallot.ProtoReflect.Descriptor instead.
 func (*ReservedBallot) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{33}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ReservedBallot) GetBallot() *Ballot {
@@ -2448,7 +2649,7 @@ type ItemResult struct {
 
 func (x *ItemResult) Reset() {
 	*x = ItemResult{}
-	mi := &file_headlease_v1_command_proto_msgTypes[34]
+	mi := &file_headlease_v1_command_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2460,7 +2661,7 @@ func (x *ItemResult) String() string {
 func (*ItemResult) ProtoMessage() {}
 
 func (x *ItemResult) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[34]
+	mi := &file_headlease_v1_command_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2473,7 +2674,7 @@ func (x *ItemResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ItemResult.ProtoReflect.Descriptor instead.
 func (*ItemResult) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{34}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ItemResult) GetPartition() string {
@@ -2506,7 +2707,7 @@ type ItemResults struct {
 
 func (x *ItemResults) Reset() {
 	*x = ItemResults{}
-	mi := &file_headlease_v1_command_proto_msgTypes[35]
+	mi := &file_headlease_v1_command_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2518,7 +2719,7 @@ func (x *ItemResults) String() string {
 func (*ItemResults) ProtoMessage() {}
 
 func (x *ItemResults) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[35]
+	mi := &file_headlease_v1_command_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2531,7 +2732,7 @@ func (x *ItemResults) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ItemResults.ProtoReflect.Descriptor instead.
 func (*ItemResults) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{35}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ItemResults) GetItems() []*ItemResult {
@@ -2555,7 +2756,7 @@ type AcquireResult struct {
 
 func (x *AcquireResult) Reset() {
 	*x = AcquireResult{}
-	mi := &file_headlease_v1_command_proto_msgTypes[36]
+	mi := &file_headlease_v1_command_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2567,7 +2768,7 @@ func (x *AcquireResult) String() string {
 func (*AcquireResult) ProtoMessage() {}
 
 func (x *AcquireResult) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[36]
+	mi := &file_headlease_v1_command_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2580,7 +2781,7 @@ func (x *AcquireResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcquireResult.ProtoReflect.Descriptor instead.
 func (*AcquireResult) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{36}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *AcquireResult) GetOutcome() isAcquireResult_Outcome {
@@ -2652,7 +2853,7 @@ type GrantedLease struct {
 
 func (x *GrantedLease) Reset() {
 	*x = GrantedLease{}
-	mi := &file_headlease_v1_command_proto_msgTypes[37]
+	mi := &file_headlease_v1_command_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2664,7 +2865,7 @@ func (x *GrantedLease) String() string {
 func (*GrantedLease) ProtoMessage() {}
 
 func (x *GrantedLease) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[37]
+	mi := &file_headlease_v1_command_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2677,7 +2878,7 @@ func (x *GrantedLease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantedLease.ProtoReflect.Descriptor instead.
 func (*GrantedLease) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{37}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *GrantedLease) GetToken() uint64 {
@@ -2710,7 +2911,7 @@ type QueuedRequest struct {
 
 func (x *QueuedRequest) Reset() {
 	*x = QueuedRequest{}
-	mi := &file_headlease_v1_command_proto_msgTypes[38]
+	mi := &file_headlease_v1_command_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2722,7 +2923,7 @@ func (x *QueuedRequest) String() string {
 func (*QueuedRequest) ProtoMessage() {}
 
 func (x *QueuedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[38]
+	mi := &file_headlease_v1_command_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2735,7 +2936,7 @@ func (x *QueuedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueuedRequest.ProtoReflect.Descriptor instead.
 func (*QueuedRequest) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{38}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *QueuedRequest) GetAhead() uint32 {
@@ -2757,7 +2958,7 @@ type BusyLease struct {
 
 func (x *BusyLease) Reset() {
 	*x = BusyLease{}
-	mi := &file_headlease_v1_command_proto_msgTypes[39]
+	mi := &file_headlease_v1_command_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2769,7 +2970,7 @@ func (x *BusyLease) String() string {
 func (*BusyLease) ProtoMessage() {}
 
 func (x *BusyLease) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[39]
+	mi := &file_headlease_v1_command_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2782,7 +2983,7 @@ func (x *BusyLease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BusyLease.ProtoReflect.Descriptor instead.
 func (*BusyLease) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{39}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *BusyLease) GetHolder() string {
@@ -2823,7 +3024,7 @@ type CancelResult struct {
 
 func (x *CancelResult) Reset() {
 	*x = CancelResult{}
-	mi := &file_headlease_v1_command_proto_msgTypes[40]
+	mi := &file_headlease_v1_command_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2835,7 +3036,7 @@ func (x *CancelResult) String() string {
 func (*CancelResult) ProtoMessage() {}
 
 func (x *CancelResult) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[40]
+	mi := &file_headlease_v1_command_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2848,7 +3049,7 @@ func (x *CancelResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelResult.ProtoReflect.Descriptor instead.
 func (*CancelResult) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{40}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *CancelResult) GetGrantedToken() uint64 {
@@ -2875,7 +3076,7 @@ type InitRegionResult struct {
 
 func (x *InitRegionResult) Reset() {
 	*x = InitRegionResult{}
-	mi := &file_headlease_v1_command_proto_msgTypes[41]
+	mi := &file_headlease_v1_command_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2887,7 +3088,7 @@ func (x *InitRegionResult) String() string {
 func (*InitRegionResult) ProtoMessage() {}
 
 func (x *InitRegionResult) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[41]
+	mi := &file_headlease_v1_command_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2900,7 +3101,7 @@ func (x *InitRegionResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitRegionResult.ProtoReflect.Descriptor instead.
 func (*InitRegionResult) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{41}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *InitRegionResult) GetIncarnation() uint64 {
@@ -2926,7 +3127,7 @@ type ConfigureResult struct {
 
 func (x *ConfigureResult) Reset() {
 	*x = ConfigureResult{}
-	mi := &file_headlease_v1_command_proto_msgTypes[42]
+	mi := &file_headlease_v1_command_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2938,7 +3139,7 @@ func (x *ConfigureResult) String() string {
 func (*ConfigureResult) ProtoMessage() {}
 
 func (x *ConfigureResult) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[42]
+	mi := &file_headlease_v1_command_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2951,7 +3152,7 @@ func (x *ConfigureResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigureResult.ProtoReflect.Descriptor instead.
 func (*ConfigureResult) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{42}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ConfigureResult) GetAlready() bool {
@@ -2961,13 +3162,66 @@ func (x *ConfigureResult) GetAlready() bool {
 	return false
 }
 
+// ConfigVoteResult is the answer to a promise or accept of a configuration.
+type ConfigVoteResult struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Done          bool                   `protobuf:"varint,1,opt,name=done,proto3" json:"done,omitempty"`
+	Register      *ConfigRegister        `protobuf:"bytes,2,opt,name=register,proto3" json:"register,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConfigVoteResult) Reset() {
+	*x = ConfigVoteResult{}
+	mi := &file_headlease_v1_command_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConfigVoteResult) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConfigVoteResult) ProtoMessage() {}
+
+func (x *ConfigVoteResult) ProtoReflect() protoreflect.Message {
+	mi := &file_headlease_v1_command_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConfigVoteResult.ProtoReflect.Descriptor instead.
+func (*ConfigVoteResult) Descriptor() ([]byte, []int) {
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *ConfigVoteResult) GetDone() bool {
+	if x != nil {
+		return x.Done
+	}
+	return false
+}
+
+func (x *ConfigVoteResult) GetRegister() *ConfigRegister {
+	if x != nil {
+		return x.Register
+	}
+	return nil
+}
+
 var File_headlease_v1_command_proto protoreflect.FileDescriptor
 
 const file_headlease_v1_command_proto_rawDesc = "" +
 	"\n" +
 	"\x1aheadlease/v1/command.proto\x12\fheadlease.v1\x1a\x19headlease/v1/errors.proto\x1a\x18headlease/v1/types.proto\":\n" +
 	"\x05Entry\x121\n" +
-	"\bcommands\x18\x01 \x03(\v2\x15.headlease.v1.CommandR\bcommands\"\x83\r\n" +
+	"\bcommands\x18\x01 \x03(\v2\x15.headlease.v1.CommandR\bcommands\"\x9a\x0e\n" +
 	"\aCommand\x12\x12\n" +
 	"\x04term\x18\x01 \x01(\x04R\x04term\x12?\n" +
 	"\n" +
@@ -3002,7 +3256,9 @@ const file_headlease_v1_command_proto_rawDesc = "" +
 	"\vraise_level\x18\x1a \x01(\v2\x1f.headlease.v1.RaiseLevelCommandH\x00R\n" +
 	"raiseLevel\x12?\n" +
 	"\n" +
-	"state_hash\x18\x1b \x01(\v2\x1e.headlease.v1.StateHashCommandH\x00R\tstateHashB\x06\n" +
+	"state_hash\x18\x1b \x01(\v2\x1e.headlease.v1.StateHashCommandH\x00R\tstateHash\x12K\n" +
+	"\x0econfig_promise\x18\x1e \x01(\v2\".headlease.v1.ConfigPromiseCommandH\x00R\rconfigPromise\x12H\n" +
+	"\rconfig_accept\x18\x1f \x01(\v2!.headlease.v1.ConfigAcceptCommandH\x00R\fconfigAcceptB\x06\n" +
 	"\x04kind\"*\n" +
 	"\x10BeginTermCommand\x12\x16\n" +
 	"\x06server\x18\x01 \x01(\tR\x06server\"\x0e\n" +
@@ -3011,7 +3267,18 @@ const file_headlease_v1_command_proto_rawDesc = "" +
 	"\x06region\x18\x01 \x01(\tR\x06region\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x06R\vincarnation\"\\\n" +
 	"\x10ConfigureCommand\x12H\n" +
-	"\rconfiguration\x18\x01 \x01(\v2\".headlease.v1.ClusterConfigurationR\rconfiguration\",\n" +
+	"\rconfiguration\x18\x01 \x01(\v2\".headlease.v1.ClusterConfigurationR\rconfiguration\"\x83\x01\n" +
+	"\x14ConfigPromiseCommand\x12\x1d\n" +
+	"\n" +
+	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x18\n" +
+	"\aversion\x18\x02 \x01(\x04R\aversion\x122\n" +
+	"\x06ballot\x18\x03 \x01(\v2\x1a.headlease.v1.ConfigBallotR\x06ballot\"\xc2\x01\n" +
+	"\x13ConfigAcceptCommand\x12\x1d\n" +
+	"\n" +
+	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x18\n" +
+	"\aversion\x18\x02 \x01(\x04R\aversion\x122\n" +
+	"\x06ballot\x18\x03 \x01(\v2\x1a.headlease.v1.ConfigBallotR\x06ballot\x12>\n" +
+	"\bproposed\x18\x04 \x01(\v2\".headlease.v1.ClusterConfigurationR\bproposed\",\n" +
 	"\x14ReserveBallotCommand\x12\x14\n" +
 	"\x05above\x18\x01 \x01(\x04R\x05above\"s\n" +
 	"\rRegisterGuard\x120\n" +
@@ -3020,16 +3287,18 @@ const file_headlease_v1_command_proto_rawDesc = "" +
 	"\vPromiseItem\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\tR\tpartition\x121\n" +
 	"\x05guard\x18\x02 \x01(\v2\x1b.headlease.v1.RegisterGuardR\x05guard\x12,\n" +
-	"\x06ballot\x18\x03 \x01(\v2\x14.headlease.v1.BallotR\x06ballot\"A\n" +
+	"\x06ballot\x18\x03 \x01(\v2\x14.headlease.v1.BallotR\x06ballot\"h\n" +
 	"\x0ePromiseCommand\x12/\n" +
-	"\x05items\x18\x01 \x03(\v2\x19.headlease.v1.PromiseItemR\x05items\"\xb8\x01\n" +
+	"\x05items\x18\x01 \x03(\v2\x19.headlease.v1.PromiseItemR\x05items\x12%\n" +
+	"\x0econfig_version\x18\x02 \x01(\x04R\rconfigVersion\"\xb8\x01\n" +
 	"\fAcceptedItem\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\tR\tpartition\x121\n" +
 	"\x05guard\x18\x02 \x01(\v2\x1b.headlease.v1.RegisterGuardR\x05guard\x12,\n" +
 	"\x06ballot\x18\x03 \x01(\v2\x14.headlease.v1.BallotR\x06ballot\x12)\n" +
-	"\x05value\x18\x04 \x01(\v2\x13.headlease.v1.ValueR\x05value\"C\n" +
+	"\x05value\x18\x04 \x01(\v2\x13.headlease.v1.ValueR\x05value\"j\n" +
 	"\x0fAcceptedCommand\x120\n" +
-	"\x05items\x18\x01 \x03(\v2\x1a.headlease.v1.AcceptedItemR\x05items\"\x8a\x01\n" +
+	"\x05items\x18\x01 \x03(\v2\x1a.headlease.v1.AcceptedItemR\x05items\x12%\n" +
+	"\x0econfig_version\x18\x02 \x01(\x04R\rconfigVersion\"\x8a\x01\n" +
 	"\fAdoptCommand\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\tR\tpartition\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\rR\x05epoch\x12,\n" +
@@ -3121,7 +3390,7 @@ const file_headlease_v1_command_proto_rawDesc = "" +
 	"\x05level\x18\x01 \x01(\rR\x05level\"<\n" +
 	"\x10StateHashCommand\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\x04R\x05index\x12\x12\n" +
-	"\x04hash\x18\x02 \x01(\x06R\x04hash\"\x9b\x03\n" +
+	"\x04hash\x18\x02 \x01(\x06R\x04hash\"\xde\x03\n" +
 	"\rCommandResult\x12/\n" +
 	"\x05error\x18\x01 \x01(\v2\x19.headlease.v1.ErrorDetailR\x05error\x12:\n" +
 	"\breserved\x18\x02 \x01(\v2\x1c.headlease.v1.ReservedBallotH\x00R\breserved\x121\n" +
@@ -3129,7 +3398,9 @@ const file_headlease_v1_command_proto_rawDesc = "" +
 	"\aacquire\x18\x04 \x01(\v2\x1b.headlease.v1.AcquireResultH\x00R\aacquire\x124\n" +
 	"\x06cancel\x18\x05 \x01(\v2\x1a.headlease.v1.CancelResultH\x00R\x06cancel\x124\n" +
 	"\x04init\x18\x06 \x01(\v2\x1e.headlease.v1.InitRegionResultH\x00R\x04init\x12=\n" +
-	"\tconfigure\x18\a \x01(\v2\x1d.headlease.v1.ConfigureResultH\x00R\tconfigureB\x06\n" +
+	"\tconfigure\x18\a \x01(\v2\x1d.headlease.v1.ConfigureResultH\x00R\tconfigure\x12A\n" +
+	"\vconfig_vote\x18\x1e \x01(\v2\x1e.headlease.v1.ConfigVoteResultH\x00R\n" +
+	"configVoteB\x06\n" +
 	"\x04kind\">\n" +
 	"\x0eReservedBallot\x12,\n" +
 	"\x06ballot\x18\x01 \x01(\v2\x14.headlease.v1.BallotR\x06ballot\"r\n" +
@@ -3163,7 +3434,10 @@ const file_headlease_v1_command_proto_rawDesc = "" +
 	"\vincarnation\x18\x01 \x01(\x06R\vincarnation\x12\x18\n" +
 	"\aalready\x18\x02 \x01(\bR\aalready\"+\n" +
 	"\x0fConfigureResult\x12\x18\n" +
-	"\aalready\x18\x01 \x01(\bR\aalreadyB?Z=github.com/headlease/headlease/proto/headlease/v1;headleasev1b\x06proto3"
+	"\aalready\x18\x01 \x01(\bR\aalready\"`\n" +
+	"\x10ConfigVoteResult\x12\x12\n" +
+	"\x04done\x18\x01 \x01(\bR\x04done\x128\n" +
+	"\bregister\x18\x02 \x01(\v2\x1c.headlease.v1.ConfigRegisterR\bregisterB?Z=github.com/headlease/headlease/proto/headlease/v1;headleasev1b\x06proto3"
 
 var (
 	file_headlease_v1_command_proto_rawDescOnce sync.Once
@@ -3177,7 +3451,7 @@ func file_headlease_v1_command_proto_rawDescGZIP() []byte {
 	return file_headlease_v1_command_proto_rawDescData
 }
 
-var file_headlease_v1_command_proto_msgTypes = make([]protoimpl.MessageInfo, 44)
+var file_headlease_v1_command_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
 var file_headlease_v1_command_proto_goTypes = []any{
 	(*Entry)(nil),                // 0: headlease.v1.Entry
 	(*Command)(nil),              // 1: headlease.v1.Command
@@ -3185,50 +3459,55 @@ var file_headlease_v1_command_proto_goTypes = []any{
 	(*PulseCommand)(nil),         // 3: headlease.v1.PulseCommand
 	(*InitRegionCommand)(nil),    // 4: headlease.v1.InitRegionCommand
 	(*ConfigureCommand)(nil),     // 5: headlease.v1.ConfigureCommand
-	(*ReserveBallotCommand)(nil), // 6: headlease.v1.ReserveBallotCommand
-	(*RegisterGuard)(nil),        // 7: headlease.v1.RegisterGuard
-	(*PromiseItem)(nil),          // 8: headlease.v1.PromiseItem
-	(*PromiseCommand)(nil),       // 9: headlease.v1.PromiseCommand
-	(*AcceptedItem)(nil),         // 10: headlease.v1.AcceptedItem
-	(*AcceptedCommand)(nil),      // 11: headlease.v1.AcceptedCommand
-	(*AdoptCommand)(nil),         // 12: headlease.v1.AdoptCommand
-	(*DropCommand)(nil),          // 13: headlease.v1.DropCommand
-	(*VoterRecord)(nil),          // 14: headlease.v1.VoterRecord
-	(*RecordVotersCommand)(nil),  // 15: headlease.v1.RecordVotersCommand
-	(*OpenSessionCommand)(nil),   // 16: headlease.v1.OpenSessionCommand
-	(*CloseSessionCommand)(nil),  // 17: headlease.v1.CloseSessionCommand
-	(*ExpireCommand)(nil),        // 18: headlease.v1.ExpireCommand
-	(*AcquireCommand)(nil),       // 19: headlease.v1.AcquireCommand
-	(*CancelCommand)(nil),        // 20: headlease.v1.CancelCommand
-	(*ReleaseCommand)(nil),       // 21: headlease.v1.ReleaseCommand
-	(*RevokeCommand)(nil),        // 22: headlease.v1.RevokeCommand
-	(*EndRevocationCommand)(nil), // 23: headlease.v1.EndRevocationCommand
-	(*SetValueCommand)(nil),      // 24: headlease.v1.SetValueCommand
-	(*EndWaitCommand)(nil),       // 25: headlease.v1.EndWaitCommand
-	(*EndDelayCommand)(nil),      // 26: headlease.v1.EndDelayCommand
-	(*SettleCommand)(nil),        // 27: headlease.v1.SettleCommand
-	(*StartDrainCommand)(nil),    // 28: headlease.v1.StartDrainCommand
-	(*AbortDrainCommand)(nil),    // 29: headlease.v1.AbortDrainCommand
-	(*RaiseLevelCommand)(nil),    // 30: headlease.v1.RaiseLevelCommand
-	(*StateHashCommand)(nil),     // 31: headlease.v1.StateHashCommand
-	(*CommandResult)(nil),        // 32: headlease.v1.CommandResult
-	(*ReservedBallot)(nil),       // 33: headlease.v1.ReservedBallot
-	(*ItemResult)(nil),           // 34: headlease.v1.ItemResult
-	(*ItemResults)(nil),          // 35: headlease.v1.ItemResults
-	(*AcquireResult)(nil),        // 36: headlease.v1.AcquireResult
-	(*GrantedLease)(nil),         // 37: headlease.v1.GrantedLease
-	(*QueuedRequest)(nil),        // 38: headlease.v1.QueuedRequest
-	(*BusyLease)(nil),            // 39: headlease.v1.BusyLease
-	(*CancelResult)(nil),         // 40: headlease.v1.CancelResult
-	(*InitRegionResult)(nil),     // 41: headlease.v1.InitRegionResult
-	(*ConfigureResult)(nil),      // 42: headlease.v1.ConfigureResult
-	nil,                          // 43: headlease.v1.OpenSessionCommand.LabelsEntry
-	(*ClusterConfiguration)(nil), // 44: headlease.v1.ClusterConfiguration
-	(*Ballot)(nil),               // 45: headlease.v1.Ballot
-	(*Value)(nil),                // 46: headlease.v1.Value
-	(*Voter)(nil),                // 47: headlease.v1.Voter
-	(*ErrorDetail)(nil),          // 48: headlease.v1.ErrorDetail
-	(*Register)(nil),             // 49: headlease.v1.Register
+	(*ConfigPromiseCommand)(nil), // 6: headlease.v1.ConfigPromiseCommand
+	(*ConfigAcceptCommand)(nil),  // 7: headlease.v1.ConfigAcceptCommand
+	(*ReserveBallotCommand)(nil), // 8: headlease.v1.ReserveBallotCommand
+	(*RegisterGuard)(nil),        // 9: headlease.v1.RegisterGuard
+	(*PromiseItem)(nil),          // 10: headlease.v1.PromiseItem
+	(*PromiseCommand)(nil),       // 11: headlease.v1.PromiseCommand
+	(*AcceptedItem)(nil),         // 12: headlease.v1.AcceptedItem
+	(*AcceptedCommand)(nil),      // 13: headlease.v1.AcceptedCommand
+	(*AdoptCommand)(nil),         // 14: headlease.v1.AdoptCommand
+	(*DropCommand)(nil),          // 15: headlease.v1.DropCommand
+	(*VoterRecord)(nil),          // 16: headlease.v1.VoterRecord
+	(*RecordVotersCommand)(nil),  // 17: headlease.v1.RecordVotersCommand
+	(*OpenSessionCommand)(nil),   // 18: headlease.v1.OpenSessionCommand
+	(*CloseSessionCommand)(nil),  // 19: headlease.v1.CloseSessionCommand
+	(*ExpireCommand)(nil),        // 20: headlease.v1.ExpireCommand
+	(*AcquireCommand)(nil),       // 21: headlease.v1.AcquireCommand
+	(*CancelCommand)(nil),        // 22: headlease.v1.CancelCommand
+	(*ReleaseCommand)(nil),       // 23: headlease.v1.ReleaseCommand
+	(*RevokeCommand)(nil),        // 24: headlease.v1.RevokeCommand
+	(*EndRevocationCommand)(nil), // 25: headlease.v1.EndRevocationCommand
+	(*SetValueCommand)(nil),      // 26: headlease.v1.SetValueCommand
+	(*EndWaitCommand)(nil),       // 27: headlease.v1.EndWaitCommand
+	(*EndDelayCommand)(nil),      // 28: headlease.v1.EndDelayCommand
+	(*SettleCommand)(nil),        // 29: headlease.v1.SettleCommand
+	(*StartDrainCommand)(nil),    // 30: headlease.v1.StartDrainCommand
+	(*AbortDrainCommand)(nil),    // 31: headlease.v1.AbortDrainCommand
+	(*RaiseLevelCommand)(nil),    // 32: headlease.v1.RaiseLevelCommand
+	(*StateHashCommand)(nil),     // 33: headlease.v1.StateHashCommand
+	(*CommandResult)(nil),        // 34: headlease.v1.CommandResult
+	(*ReservedBallot)(nil),       // 35: headlease.v1.ReservedBallot
+	(*ItemResult)(nil),           // 36: headlease.v1.ItemResult
+	(*ItemResults)(nil),          // 37: headlease.v1.ItemResults
+	(*AcquireResult)(nil),        // 38: headlease.v1.AcquireResult
+	(*GrantedLease)(nil),         // 39: headlease.v1.GrantedLease
+	(*QueuedRequest)(nil),        // 40: headlease.v1.QueuedRequest
+	(*BusyLease)(nil),            // 41: headlease.v1.BusyLease
+	(*CancelResult)(nil),         // 42: headlease.v1.CancelResult
+	(*InitRegionResult)(nil),     // 43: headlease.v1.InitRegionResult
+	(*ConfigureResult)(nil),      // 44: headlease.v1.ConfigureResult
+	(*ConfigVoteResult)(nil),     // 45: headlease.v1.ConfigVoteResult
+	nil,                          // 46: headlease.v1.OpenSessionCommand.LabelsEntry
+	(*ClusterConfiguration)(nil), // 47: headlease.v1.ClusterConfiguration
+	(*ConfigBallot)(nil),         // 48: headlease.v1.ConfigBallot
+	(*Ballot)(nil),               // 49: headlease.v1.Ballot
+	(*Value)(nil),                // 50: headlease.v1.Value
+	(*Voter)(nil),                // 51: headlease.v1.Voter
+	(*ErrorDetail)(nil),          // 52: headlease.v1.ErrorDetail
+	(*Register)(nil),             // 53: headlease.v1.Register
+	(*ConfigRegister)(nil),       // 54: headlease.v1.ConfigRegister
 }
 var file_headlease_v1_command_proto_depIdxs = []int32{
 	1,  // 0: headlease.v1.Entry.commands:type_name -> headlease.v1.Command
@@ -3236,60 +3515,67 @@ var file_headlease_v1_command_proto_depIdxs = []int32{
 	3,  // 2: headlease.v1.Command.pulse:type_name -> headlease.v1.PulseCommand
 	4,  // 3: headlease.v1.Command.init_region:type_name -> headlease.v1.InitRegionCommand
 	5,  // 4: headlease.v1.Command.configure:type_name -> headlease.v1.ConfigureCommand
-	6,  // 5: headlease.v1.Command.reserve_ballot:type_name -> headlease.v1.ReserveBallotCommand
-	9,  // 6: headlease.v1.Command.promise:type_name -> headlease.v1.PromiseCommand
-	11, // 7: headlease.v1.Command.accepted:type_name -> headlease.v1.AcceptedCommand
-	12, // 8: headlease.v1.Command.adopt:type_name -> headlease.v1.AdoptCommand
-	13, // 9: headlease.v1.Command.drop:type_name -> headlease.v1.DropCommand
-	15, // 10: headlease.v1.Command.record_voters:type_name -> headlease.v1.RecordVotersCommand
-	16, // 11: headlease.v1.Command.open_session:type_name -> headlease.v1.OpenSessionCommand
-	17, // 12: headlease.v1.Command.close_session:type_name -> headlease.v1.CloseSessionCommand
-	18, // 13: headlease.v1.Command.expire:type_name -> headlease.v1.ExpireCommand
-	19, // 14: headlease.v1.Command.acquire:type_name -> headlease.v1.AcquireCommand
-	20, // 15: headlease.v1.Command.cancel:type_name -> headlease.v1.CancelCommand
-	21, // 16: headlease.v1.Command.release:type_name -> headlease.v1.ReleaseCommand
-	22, // 17: headlease.v1.Command.revoke:type_name -> headlease.v1.RevokeCommand
-	23, // 18: headlease.v1.Command.end_revocation:type_name -> headlease.v1.EndRevocationCommand
-	24, // 19: headlease.v1.Command.set_value:type_name -> headlease.v1.SetValueCommand
-	25, // 20: headlease.v1.Command.end_wait:type_name -> headlease.v1.EndWaitCommand
-	26, // 21: headlease.v1.Command.end_delay:type_name -> headlease.v1.EndDelayCommand
-	27, // 22: headlease.v1.Command.settle:type_name -> headlease.v1.SettleCommand
-	28, // 23: headlease.v1.Command.start_drain:type_name -> headlease.v1.StartDrainCommand
-	29, // 24: headlease.v1.Command.abort_drain:type_name -> headlease.v1.AbortDrainCommand
-	30, // 25: headlease.v1.Command.raise_level:type_name -> headlease.v1.RaiseLevelCommand
-	31, // 26: headlease.v1.Command.state_hash:type_name -> headlease.v1.StateHashCommand
-	44, // 27: headlease.v1.ConfigureCommand.configuration:type_name -> headlease.v1.ClusterConfiguration
-	45, // 28: headlease.v1.RegisterGuard.promised:type_name -> headlease.v1.Ballot
-	45, // 29: headlease.v1.RegisterGuard.accepted:type_name -> headlease.v1.Ballot
-	7,  // 30: headlease.v1.PromiseItem.guard:type_name -> headlease.v1.RegisterGuard
-	45, // 31: headlease.v1.PromiseItem.ballot:type_name -> headlease.v1.Ballot
-	8,  // 32: headlease.v1.PromiseCommand.items:type_name -> headlease.v1.PromiseItem
-	7,  // 33: headlease.v1.AcceptedItem.guard:type_name -> headlease.v1.RegisterGuard
-	45, // 34: headlease.v1.AcceptedItem.ballot:type_name -> headlease.v1.Ballot
-	46, // 35: headlease.v1.AcceptedItem.value:type_name -> headlease.v1.Value
-	10, // 36: headlease.v1.AcceptedCommand.items:type_name -> headlease.v1.AcceptedItem
-	45, // 37: headlease.v1.AdoptCommand.ballot:type_name -> headlease.v1.Ballot
-	47, // 38: headlease.v1.VoterRecord.voter:type_name -> headlease.v1.Voter
-	14, // 39: headlease.v1.RecordVotersCommand.voters:type_name -> headlease.v1.VoterRecord
-	43, // 40: headlease.v1.OpenSessionCommand.labels:type_name -> headlease.v1.OpenSessionCommand.LabelsEntry
-	48, // 41: headlease.v1.CommandResult.error:type_name -> headlease.v1.ErrorDetail
-	33, // 42: headlease.v1.CommandResult.reserved:type_name -> headlease.v1.ReservedBallot
-	35, // 43: headlease.v1.CommandResult.items:type_name -> headlease.v1.ItemResults
-	36, // 44: headlease.v1.CommandResult.acquire:type_name -> headlease.v1.AcquireResult
-	40, // 45: headlease.v1.CommandResult.cancel:type_name -> headlease.v1.CancelResult
-	41, // 46: headlease.v1.CommandResult.init:type_name -> headlease.v1.InitRegionResult
-	42, // 47: headlease.v1.CommandResult.configure:type_name -> headlease.v1.ConfigureResult
-	45, // 48: headlease.v1.ReservedBallot.ballot:type_name -> headlease.v1.Ballot
-	49, // 49: headlease.v1.ItemResult.register:type_name -> headlease.v1.Register
-	34, // 50: headlease.v1.ItemResults.items:type_name -> headlease.v1.ItemResult
-	37, // 51: headlease.v1.AcquireResult.granted:type_name -> headlease.v1.GrantedLease
-	38, // 52: headlease.v1.AcquireResult.queued:type_name -> headlease.v1.QueuedRequest
-	39, // 53: headlease.v1.AcquireResult.busy:type_name -> headlease.v1.BusyLease
-	54, // [54:54] is the sub-list for method output_type
-	54, // [54:54] is the sub-list for method input_type
-	54, // [54:54] is the sub-list for extension type_name
-	54, // [54:54] is the sub-list for extension extendee
-	0,  // [0:54] is the sub-list for field type_name
+	8,  // 5: headlease.v1.Command.reserve_ballot:type_name -> headlease.v1.ReserveBallotCommand
+	11, // 6: headlease.v1.Command.promise:type_name -> headlease.v1.PromiseCommand
+	13, // 7: headlease.v1.Command.accepted:type_name -> headlease.v1.AcceptedCommand
+	14, // 8: headlease.v1.Command.adopt:type_name -> headlease.v1.AdoptCommand
+	15, // 9: headlease.v1.Command.drop:type_name -> headlease.v1.DropCommand
+	17, // 10: headlease.v1.Command.record_voters:type_name -> headlease.v1.RecordVotersCommand
+	18, // 11: headlease.v1.Command.open_session:type_name -> headlease.v1.OpenSessionCommand
+	19, // 12: headlease.v1.Command.close_session:type_name -> headlease.v1.CloseSessionCommand
+	20, // 13: headlease.v1.Command.expire:type_name -> headlease.v1.ExpireCommand
+	21, // 14: headlease.v1.Command.acquire:type_name -> headlease.v1.AcquireCommand
+	22, // 15: headlease.v1.Command.cancel:type_name -> headlease.v1.CancelCommand
+	23, // 16: headlease.v1.Command.release:type_name -> headlease.v1.ReleaseCommand
+	24, // 17: headlease.v1.Command.revoke:type_name -> headlease.v1.RevokeCommand
+	25, // 18: headlease.v1.Command.end_revocation:type_name -> headlease.v1.EndRevocationCommand
+	26, // 19: headlease.v1.Command.set_value:type_name -> headlease.v1.SetValueCommand
+	27, // 20: headlease.v1.Command.end_wait:type_name -> headlease.v1.EndWaitCommand
+	28, // 21: headlease.v1.Command.end_delay:type_name -> headlease.v1.EndDelayCommand
+	29, // 22: headlease.v1.Command.settle:type_name -> headlease.v1.SettleCommand
+	30, // 23: headlease.v1.Command.start_drain:type_name -> headlease.v1.StartDrainCommand
+	31, // 24: headlease.v1.Command.abort_drain:type_name -> headlease.v1.AbortDrainCommand
+	32, // 25: headlease.v1.Command.raise_level:type_name -> headlease.v1.RaiseLevelCommand
+	33, // 26: headlease.v1.Command.state_hash:type_name -> headlease.v1.StateHashCommand
+	6,  // 27: headlease.v1.Command.config_promise:type_name -> headlease.v1.ConfigPromiseCommand
+	7,  // 28: headlease.v1.Command.config_accept:type_name -> headlease.v1.ConfigAcceptCommand
+	47, // 29: headlease.v1.ConfigureCommand.configuration:type_name -> headlease.v1.ClusterConfiguration
+	48, // 30: headlease.v1.ConfigPromiseCommand.ballot:type_name -> headlease.v1.ConfigBallot
+	48, // 31: headlease.v1.ConfigAcceptCommand.ballot:type_name -> headlease.v1.ConfigBallot
+	47, // 32: headlease.v1.ConfigAcceptCommand.proposed:type_name -> headlease.v1.ClusterConfiguration
+	49, // 33: headlease.v1.RegisterGuard.promised:type_name -> headlease.v1.Ballot
+	49, // 34: headlease.v1.RegisterGuard.accepted:type_name -> headlease.v1.Ballot
+	9,  // 35: headlease.v1.PromiseItem.guard:type_name -> headlease.v1.RegisterGuard
+	49, // 36: headlease.v1.PromiseItem.ballot:type_name -> headlease.v1.Ballot
+	10, // 37: headlease.v1.PromiseCommand.items:type_name -> headlease.v1.PromiseItem
+	9,  // 38: headlease.v1.AcceptedItem.guard:type_name -> headlease.v1.RegisterGuard
+	49, // 39: headlease.v1.AcceptedItem.ballot:type_name -> headlease.v1.Ballot
+	50, // 40: headlease.v1.AcceptedItem.value:type_name -> headlease.v1.Value
+	12, // 41: headlease.v1.AcceptedCommand.items:type_name -> headlease.v1.AcceptedItem
+	49, // 42: headlease.v1.AdoptCommand.ballot:type_name -> headlease.v1.Ballot
+	51, // 43: headlease.v1.VoterRecord.voter:type_name -> headlease.v1.Voter
+	16, // 44: headlease.v1.RecordVotersCommand.voters:type_name -> headlease.v1.VoterRecord
+	46, // 45: headlease.v1.OpenSessionCommand.labels:type_name -> headlease.v1.OpenSessionCommand.LabelsEntry
+	52, // 46: headlease.v1.CommandResult.error:type_name -> headlease.v1.ErrorDetail
+	35, // 47: headlease.v1.CommandResult.reserved:type_name -> headlease.v1.ReservedBallot
+	37, // 48: headlease.v1.CommandResult.items:type_name -> headlease.v1.ItemResults
+	38, // 49: headlease.v1.CommandResult.acquire:type_name -> headlease.v1.AcquireResult
+	42, // 50: headlease.v1.CommandResult.cancel:type_name -> headlease.v1.CancelResult
+	43, // 51: headlease.v1.CommandResult.init:type_name -> headlease.v1.InitRegionResult
+	44, // 52: headlease.v1.CommandResult.configure:type_name -> headlease.v1.ConfigureResult
+	45, // 53: headlease.v1.CommandResult.config_vote:type_name -> headlease.v1.ConfigVoteResult
+	49, // 54: headlease.v1.ReservedBallot.ballot:type_name -> headlease.v1.Ballot
+	53, // 55: headlease.v1.ItemResult.register:type_name -> headlease.v1.Register
+	36, // 56: headlease.v1.ItemResults.items:type_name -> headlease.v1.ItemResult
+	39, // 57: headlease.v1.AcquireResult.granted:type_name -> headlease.v1.GrantedLease
+	40, // 58: headlease.v1.AcquireResult.queued:type_name -> headlease.v1.QueuedRequest
+	41, // 59: headlease.v1.AcquireResult.busy:type_name -> headlease.v1.BusyLease
+	54, // 60: headlease.v1.ConfigVoteResult.register:type_name -> headlease.v1.ConfigRegister
+	61, // [61:61] is the sub-list for method output_type
+	61, // [61:61] is the sub-list for method input_type
+	61, // [61:61] is the sub-list for extension type_name
+	61, // [61:61] is the sub-list for extension extendee
+	0,  // [0:61] is the sub-list for field type_name
 }
 
 func init() { file_headlease_v1_command_proto_init() }
@@ -3326,16 +3612,19 @@ func file_headlease_v1_command_proto_init() {
 		(*Command_AbortDrain)(nil),
 		(*Command_RaiseLevel)(nil),
 		(*Command_StateHash)(nil),
+		(*Command_ConfigPromise)(nil),
+		(*Command_ConfigAccept)(nil),
 	}
-	file_headlease_v1_command_proto_msgTypes[32].OneofWrappers = []any{
+	file_headlease_v1_command_proto_msgTypes[34].OneofWrappers = []any{
 		(*CommandResult_Reserved)(nil),
 		(*CommandResult_Items)(nil),
 		(*CommandResult_Acquire)(nil),
 		(*CommandResult_Cancel)(nil),
 		(*CommandResult_Init)(nil),
 		(*CommandResult_Configure)(nil),
+		(*CommandResult_ConfigVote)(nil),
 	}
-	file_headlease_v1_command_proto_msgTypes[36].OneofWrappers = []any{
+	file_headlease_v1_command_proto_msgTypes[38].OneofWrappers = []any{
 		(*AcquireResult_Granted)(nil),
 		(*AcquireResult_Queued)(nil),
 		(*AcquireResult_Busy)(nil),
@@ -3346,7 +3635,7 @@ func file_headlease_v1_command_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_headlease_v1_command_proto_rawDesc), len(file_headlease_v1_command_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   44,
+			NumMessages:   47,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

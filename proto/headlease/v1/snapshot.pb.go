@@ -144,13 +144,15 @@ type SnapshotHeader struct {
 	Incarnation   uint64                 `protobuf:"fixed64,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	Configuration *ClusterConfiguration  `protobuf:"bytes,4,opt,name=configuration,proto3" json:"configuration,omitempty"`
 	// The highest round reserved: a ballot must never be reserved twice.
-	BallotRound   uint64               `protobuf:"varint,5,opt,name=ballot_round,json=ballotRound,proto3" json:"ballot_round,omitempty"`
-	Partitions    []*SnapshotPartition `protobuf:"bytes,6,rep,name=partitions,proto3" json:"partitions,omitempty"`
-	Voters        []*VoterRecord       `protobuf:"bytes,7,rep,name=voters,proto3" json:"voters,omitempty"`
-	AppliedIndex  uint64               `protobuf:"varint,8,opt,name=applied_index,json=appliedIndex,proto3" json:"applied_index,omitempty"`
-	PulseIndex    uint64               `protobuf:"varint,9,opt,name=pulse_index,json=pulseIndex,proto3" json:"pulse_index,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	BallotRound  uint64               `protobuf:"varint,5,opt,name=ballot_round,json=ballotRound,proto3" json:"ballot_round,omitempty"`
+	Partitions   []*SnapshotPartition `protobuf:"bytes,6,rep,name=partitions,proto3" json:"partitions,omitempty"`
+	Voters       []*VoterRecord       `protobuf:"bytes,7,rep,name=voters,proto3" json:"voters,omitempty"`
+	AppliedIndex uint64               `protobuf:"varint,8,opt,name=applied_index,json=appliedIndex,proto3" json:"applied_index,omitempty"`
+	PulseIndex   uint64               `protobuf:"varint,9,opt,name=pulse_index,json=pulseIndex,proto3" json:"pulse_index,omitempty"`
+	// The decision on the version after configuration.
+	ConfigRegister *ConfigRegister `protobuf:"bytes,30,opt,name=config_register,json=configRegister,proto3" json:"config_register,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *SnapshotHeader) Reset() {
@@ -244,6 +246,13 @@ func (x *SnapshotHeader) GetPulseIndex() uint64 {
 		return x.PulseIndex
 	}
 	return 0
+}
+
+func (x *SnapshotHeader) GetConfigRegister() *ConfigRegister {
+	if x != nil {
+		return x.ConfigRegister
+	}
+	return nil
 }
 
 type SnapshotPartition struct {
@@ -878,7 +887,7 @@ const file_headlease_v1_snapshot_proto_rawDesc = "" +
 	"\bsessions\x18\x02 \x01(\v2\x1e.headlease.v1.SnapshotSessionsH\x00R\bsessions\x12?\n" +
 	"\tresources\x18\x03 \x01(\v2\x1f.headlease.v1.SnapshotResourcesH\x00R\tresources\x126\n" +
 	"\x06footer\x18\x04 \x01(\v2\x1c.headlease.v1.SnapshotFooterH\x00R\x06footerB\x06\n" +
-	"\x04kind\"\x89\x03\n" +
+	"\x04kind\"\xd0\x03\n" +
 	"\x0eSnapshotHeader\x12\x16\n" +
 	"\x06format\x18\x01 \x01(\rR\x06format\x12\x16\n" +
 	"\x06region\x18\x02 \x01(\tR\x06region\x12 \n" +
@@ -891,7 +900,8 @@ const file_headlease_v1_snapshot_proto_rawDesc = "" +
 	"\x06voters\x18\a \x03(\v2\x19.headlease.v1.VoterRecordR\x06voters\x12#\n" +
 	"\rapplied_index\x18\b \x01(\x04R\fappliedIndex\x12\x1f\n" +
 	"\vpulse_index\x18\t \x01(\x04R\n" +
-	"pulseIndex\"\xd1\x01\n" +
+	"pulseIndex\x12E\n" +
+	"\x0fconfig_register\x18\x1e \x01(\v2\x1c.headlease.v1.ConfigRegisterR\x0econfigRegister\"\xd1\x01\n" +
 	"\x11SnapshotPartition\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x122\n" +
 	"\bregister\x18\x02 \x01(\v2\x16.headlease.v1.RegisterR\bregister\x12\x14\n" +
@@ -976,8 +986,9 @@ var file_headlease_v1_snapshot_proto_goTypes = []any{
 	nil,                          // 11: headlease.v1.SnapshotSession.LabelsEntry
 	(*ClusterConfiguration)(nil), // 12: headlease.v1.ClusterConfiguration
 	(*VoterRecord)(nil),          // 13: headlease.v1.VoterRecord
-	(*Register)(nil),             // 14: headlease.v1.Register
-	(PartitionPhase)(0),          // 15: headlease.v1.PartitionPhase
+	(*ConfigRegister)(nil),       // 14: headlease.v1.ConfigRegister
+	(*Register)(nil),             // 15: headlease.v1.Register
+	(PartitionPhase)(0),          // 16: headlease.v1.PartitionPhase
 }
 var file_headlease_v1_snapshot_proto_depIdxs = []int32{
 	1,  // 0: headlease.v1.SnapshotChunk.header:type_name -> headlease.v1.SnapshotHeader
@@ -987,19 +998,20 @@ var file_headlease_v1_snapshot_proto_depIdxs = []int32{
 	12, // 4: headlease.v1.SnapshotHeader.configuration:type_name -> headlease.v1.ClusterConfiguration
 	2,  // 5: headlease.v1.SnapshotHeader.partitions:type_name -> headlease.v1.SnapshotPartition
 	13, // 6: headlease.v1.SnapshotHeader.voters:type_name -> headlease.v1.VoterRecord
-	14, // 7: headlease.v1.SnapshotPartition.register:type_name -> headlease.v1.Register
-	15, // 8: headlease.v1.SnapshotPartition.phase:type_name -> headlease.v1.PartitionPhase
-	4,  // 9: headlease.v1.SnapshotSessions.sessions:type_name -> headlease.v1.SnapshotSession
-	11, // 10: headlease.v1.SnapshotSession.labels:type_name -> headlease.v1.SnapshotSession.LabelsEntry
-	5,  // 11: headlease.v1.SnapshotSession.requests:type_name -> headlease.v1.SnapshotRequest
-	6,  // 12: headlease.v1.SnapshotSession.seen:type_name -> headlease.v1.RequestRange
-	8,  // 13: headlease.v1.SnapshotResources.resources:type_name -> headlease.v1.SnapshotResource
-	9,  // 14: headlease.v1.SnapshotResource.waiters:type_name -> headlease.v1.SnapshotWaiter
-	15, // [15:15] is the sub-list for method output_type
-	15, // [15:15] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	14, // 7: headlease.v1.SnapshotHeader.config_register:type_name -> headlease.v1.ConfigRegister
+	15, // 8: headlease.v1.SnapshotPartition.register:type_name -> headlease.v1.Register
+	16, // 9: headlease.v1.SnapshotPartition.phase:type_name -> headlease.v1.PartitionPhase
+	4,  // 10: headlease.v1.SnapshotSessions.sessions:type_name -> headlease.v1.SnapshotSession
+	11, // 11: headlease.v1.SnapshotSession.labels:type_name -> headlease.v1.SnapshotSession.LabelsEntry
+	5,  // 12: headlease.v1.SnapshotSession.requests:type_name -> headlease.v1.SnapshotRequest
+	6,  // 13: headlease.v1.SnapshotSession.seen:type_name -> headlease.v1.RequestRange
+	8,  // 14: headlease.v1.SnapshotResources.resources:type_name -> headlease.v1.SnapshotResource
+	9,  // 15: headlease.v1.SnapshotResource.waiters:type_name -> headlease.v1.SnapshotWaiter
+	16, // [16:16] is the sub-list for method output_type
+	16, // [16:16] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_headlease_v1_snapshot_proto_init() }

@@ -540,8 +540,22 @@ type ClusterConfiguration struct {
 	Shards             uint32 `protobuf:"varint,6,opt,name=shards,proto3" json:"shards,omitempty"`
 	DNs                int64  `protobuf:"varint,7,opt,name=d_ns,json=dNs,proto3" json:"d_ns,omitempty"`
 	AllowEvenWitnesses bool   `protobuf:"varint,8,opt,name=allow_even_witnesses,json=allowEvenWitnesses,proto3" json:"allow_even_witnesses,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// The voters of the version before; empty in version 1. A majority of them
+	// must have stored this version before the next one may be decided, and who
+	// goes on with a broken-off change knows them only from here.
+	PreviousVoters []*Voter `protobuf:"bytes,9,rep,name=previous_voters,json=previousVoters,proto3" json:"previous_voters,omitempty"`
+	// D of the version before; 0 in version 1. What was promised under it may
+	// still run.
+	PreviousDNs int64             `protobuf:"varint,10,opt,name=previous_d_ns,json=previousDNs,proto3" json:"previous_d_ns,omitempty"`
+	Exceptions  []*ShardException `protobuf:"bytes,11,rep,name=exceptions,proto3" json:"exceptions,omitempty"`
+	// Names of removed partitions: their registers stay at the voters, so the
+	// names are never used again.
+	RetiredPartitions []string `protobuf:"bytes,12,rep,name=retired_partitions,json=retiredPartitions,proto3" json:"retired_partitions,omitempty"`
+	// Where voters are reached that joined later: processes started with an older
+	// cluster file do not have them.
+	Addresses     []*VoterAddress `protobuf:"bytes,13,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ClusterConfiguration) Reset() {
@@ -630,6 +644,279 @@ func (x *ClusterConfiguration) GetAllowEvenWitnesses() bool {
 	return false
 }
 
+func (x *ClusterConfiguration) GetPreviousVoters() []*Voter {
+	if x != nil {
+		return x.PreviousVoters
+	}
+	return nil
+}
+
+func (x *ClusterConfiguration) GetPreviousDNs() int64 {
+	if x != nil {
+		return x.PreviousDNs
+	}
+	return 0
+}
+
+func (x *ClusterConfiguration) GetExceptions() []*ShardException {
+	if x != nil {
+		return x.Exceptions
+	}
+	return nil
+}
+
+func (x *ClusterConfiguration) GetRetiredPartitions() []string {
+	if x != nil {
+		return x.RetiredPartitions
+	}
+	return nil
+}
+
+func (x *ClusterConfiguration) GetAddresses() []*VoterAddress {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+// ShardException gives a hot key a shard of its own, in the partition of the
+// key's hash shard.
+type ShardException struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Key   string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	// From 2^24 up, each used once.
+	Shard         uint32 `protobuf:"varint,2,opt,name=shard,proto3" json:"shard,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ShardException) Reset() {
+	*x = ShardException{}
+	mi := &file_headlease_v1_types_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ShardException) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ShardException) ProtoMessage() {}
+
+func (x *ShardException) ProtoReflect() protoreflect.Message {
+	mi := &file_headlease_v1_types_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ShardException.ProtoReflect.Descriptor instead.
+func (*ShardException) Descriptor() ([]byte, []int) {
+	return file_headlease_v1_types_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *ShardException) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *ShardException) GetShard() uint32 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+// VoterAddress is one process that speaks for a voter.
+type VoterAddress struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	VoterId string                 `protobuf:"bytes,1,opt,name=voter_id,json=voterId,proto3" json:"voter_id,omitempty"`
+	// The process's name, as in its certificate.
+	Process string `protobuf:"bytes,2,opt,name=process,proto3" json:"process,omitempty"`
+	// host:port of the votes plane.
+	Votes         string `protobuf:"bytes,3,opt,name=votes,proto3" json:"votes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VoterAddress) Reset() {
+	*x = VoterAddress{}
+	mi := &file_headlease_v1_types_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VoterAddress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VoterAddress) ProtoMessage() {}
+
+func (x *VoterAddress) ProtoReflect() protoreflect.Message {
+	mi := &file_headlease_v1_types_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VoterAddress.ProtoReflect.Descriptor instead.
+func (*VoterAddress) Descriptor() ([]byte, []int) {
+	return file_headlease_v1_types_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *VoterAddress) GetVoterId() string {
+	if x != nil {
+		return x.VoterId
+	}
+	return ""
+}
+
+func (x *VoterAddress) GetProcess() string {
+	if x != nil {
+		return x.Process
+	}
+	return ""
+}
+
+func (x *VoterAddress) GetVotes() string {
+	if x != nil {
+		return x.Votes
+	}
+	return ""
+}
+
+// ConfigBallot orders the proposals for the next configuration.
+type ConfigBallot struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Round uint64                 `protobuf:"varint,1,opt,name=round,proto3" json:"round,omitempty"`
+	// Random, one for each run of an operator's command: a ballot never has two
+	// values.
+	Proposer      string `protobuf:"bytes,2,opt,name=proposer,proto3" json:"proposer,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConfigBallot) Reset() {
+	*x = ConfigBallot{}
+	mi := &file_headlease_v1_types_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConfigBallot) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConfigBallot) ProtoMessage() {}
+
+func (x *ConfigBallot) ProtoReflect() protoreflect.Message {
+	mi := &file_headlease_v1_types_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConfigBallot.ProtoReflect.Descriptor instead.
+func (*ConfigBallot) Descriptor() ([]byte, []int) {
+	return file_headlease_v1_types_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *ConfigBallot) GetRound() uint64 {
+	if x != nil {
+		return x.Round
+	}
+	return 0
+}
+
+func (x *ConfigBallot) GetProposer() string {
+	if x != nil {
+		return x.Proposer
+	}
+	return ""
+}
+
+// ConfigRegister is a voter's durable record of the decision on the version
+// after its configuration. A newer configuration begins it afresh.
+type ConfigRegister struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Must be durable before a promise is sent, as in Register.
+	Promised *ConfigBallot `protobuf:"bytes,1,opt,name=promised,proto3" json:"promised,omitempty"`
+	// Must be durable before an accept is answered: whoever goes on with the
+	// change learns only from here what may have been decided.
+	Accepted      *ConfigBallot         `protobuf:"bytes,2,opt,name=accepted,proto3" json:"accepted,omitempty"`
+	Proposed      *ClusterConfiguration `protobuf:"bytes,3,opt,name=proposed,proto3" json:"proposed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConfigRegister) Reset() {
+	*x = ConfigRegister{}
+	mi := &file_headlease_v1_types_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConfigRegister) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConfigRegister) ProtoMessage() {}
+
+func (x *ConfigRegister) ProtoReflect() protoreflect.Message {
+	mi := &file_headlease_v1_types_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConfigRegister.ProtoReflect.Descriptor instead.
+func (*ConfigRegister) Descriptor() ([]byte, []int) {
+	return file_headlease_v1_types_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *ConfigRegister) GetPromised() *ConfigBallot {
+	if x != nil {
+		return x.Promised
+	}
+	return nil
+}
+
+func (x *ConfigRegister) GetAccepted() *ConfigBallot {
+	if x != nil {
+		return x.Accepted
+	}
+	return nil
+}
+
+func (x *ConfigRegister) GetProposed() *ClusterConfiguration {
+	if x != nil {
+		return x.Proposed
+	}
+	return nil
+}
+
 // PathReport is a process's view of another one.
 type PeerReport struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -645,7 +932,7 @@ type PeerReport struct {
 
 func (x *PeerReport) Reset() {
 	*x = PeerReport{}
-	mi := &file_headlease_v1_types_proto_msgTypes[7]
+	mi := &file_headlease_v1_types_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -657,7 +944,7 @@ func (x *PeerReport) String() string {
 func (*PeerReport) ProtoMessage() {}
 
 func (x *PeerReport) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_types_proto_msgTypes[7]
+	mi := &file_headlease_v1_types_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -670,7 +957,7 @@ func (x *PeerReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerReport.ProtoReflect.Descriptor instead.
 func (*PeerReport) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_types_proto_rawDescGZIP(), []int{7}
+	return file_headlease_v1_types_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *PeerReport) GetRegion() string {
@@ -712,7 +999,7 @@ type RoundTrip struct {
 
 func (x *RoundTrip) Reset() {
 	*x = RoundTrip{}
-	mi := &file_headlease_v1_types_proto_msgTypes[8]
+	mi := &file_headlease_v1_types_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -724,7 +1011,7 @@ func (x *RoundTrip) String() string {
 func (*RoundTrip) ProtoMessage() {}
 
 func (x *RoundTrip) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_types_proto_msgTypes[8]
+	mi := &file_headlease_v1_types_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -737,7 +1024,7 @@ func (x *RoundTrip) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RoundTrip.ProtoReflect.Descriptor instead.
 func (*RoundTrip) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_types_proto_rawDescGZIP(), []int{8}
+	return file_headlease_v1_types_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *RoundTrip) GetPeer() string {
@@ -785,7 +1072,7 @@ const file_headlease_v1_types_proto_rawDesc = "" +
 	"\rPartitionSpec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x120\n" +
 	"\x06shards\x18\x02 \x03(\v2\x18.headlease.v1.ShardRangeR\x06shards\x12\x16\n" +
-	"\x06prefer\x18\x03 \x03(\tR\x06prefer\"\xb9\x02\n" +
+	"\x06prefer\x18\x03 \x03(\tR\x06prefer\"\xc2\x04\n" +
 	"\x14ClusterConfiguration\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12!\n" +
@@ -797,7 +1084,29 @@ const file_headlease_v1_types_proto_rawDesc = "" +
 	"partitions\x12\x16\n" +
 	"\x06shards\x18\x06 \x01(\rR\x06shards\x12\x11\n" +
 	"\x04d_ns\x18\a \x01(\x03R\x03dNs\x120\n" +
-	"\x14allow_even_witnesses\x18\b \x01(\bR\x12allowEvenWitnesses\"\x84\x01\n" +
+	"\x14allow_even_witnesses\x18\b \x01(\bR\x12allowEvenWitnesses\x12<\n" +
+	"\x0fprevious_voters\x18\t \x03(\v2\x13.headlease.v1.VoterR\x0epreviousVoters\x12\"\n" +
+	"\rprevious_d_ns\x18\n" +
+	" \x01(\x03R\vpreviousDNs\x12<\n" +
+	"\n" +
+	"exceptions\x18\v \x03(\v2\x1c.headlease.v1.ShardExceptionR\n" +
+	"exceptions\x12-\n" +
+	"\x12retired_partitions\x18\f \x03(\tR\x11retiredPartitions\x128\n" +
+	"\taddresses\x18\r \x03(\v2\x1a.headlease.v1.VoterAddressR\taddresses\"8\n" +
+	"\x0eShardException\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05shard\x18\x02 \x01(\rR\x05shard\"Y\n" +
+	"\fVoterAddress\x12\x19\n" +
+	"\bvoter_id\x18\x01 \x01(\tR\avoterId\x12\x18\n" +
+	"\aprocess\x18\x02 \x01(\tR\aprocess\x12\x14\n" +
+	"\x05votes\x18\x03 \x01(\tR\x05votes\"@\n" +
+	"\fConfigBallot\x12\x14\n" +
+	"\x05round\x18\x01 \x01(\x04R\x05round\x12\x1a\n" +
+	"\bproposer\x18\x02 \x01(\tR\bproposer\"\xc0\x01\n" +
+	"\x0eConfigRegister\x126\n" +
+	"\bpromised\x18\x01 \x01(\v2\x1a.headlease.v1.ConfigBallotR\bpromised\x126\n" +
+	"\baccepted\x18\x02 \x01(\v2\x1a.headlease.v1.ConfigBallotR\baccepted\x12>\n" +
+	"\bproposed\x18\x03 \x01(\v2\".headlease.v1.ClusterConfigurationR\bproposed\"\x84\x01\n" +
 	"\n" +
 	"PeerReport\x12\x16\n" +
 	"\x06region\x18\x01 \x01(\tR\x06region\x12/\n" +
@@ -831,7 +1140,7 @@ func file_headlease_v1_types_proto_rawDescGZIP() []byte {
 }
 
 var file_headlease_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_headlease_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_headlease_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_headlease_v1_types_proto_goTypes = []any{
 	(PartitionPhase)(0),          // 0: headlease.v1.PartitionPhase
 	(Verdict)(0),                 // 1: headlease.v1.Verdict
@@ -842,22 +1151,32 @@ var file_headlease_v1_types_proto_goTypes = []any{
 	(*ShardRange)(nil),           // 6: headlease.v1.ShardRange
 	(*PartitionSpec)(nil),        // 7: headlease.v1.PartitionSpec
 	(*ClusterConfiguration)(nil), // 8: headlease.v1.ClusterConfiguration
-	(*PeerReport)(nil),           // 9: headlease.v1.PeerReport
-	(*RoundTrip)(nil),            // 10: headlease.v1.RoundTrip
+	(*ShardException)(nil),       // 9: headlease.v1.ShardException
+	(*VoterAddress)(nil),         // 10: headlease.v1.VoterAddress
+	(*ConfigBallot)(nil),         // 11: headlease.v1.ConfigBallot
+	(*ConfigRegister)(nil),       // 12: headlease.v1.ConfigRegister
+	(*PeerReport)(nil),           // 13: headlease.v1.PeerReport
+	(*RoundTrip)(nil),            // 14: headlease.v1.RoundTrip
 }
 var file_headlease_v1_types_proto_depIdxs = []int32{
-	2, // 0: headlease.v1.Register.promised:type_name -> headlease.v1.Ballot
-	2, // 1: headlease.v1.Register.accepted:type_name -> headlease.v1.Ballot
-	3, // 2: headlease.v1.Register.value:type_name -> headlease.v1.Value
-	6, // 3: headlease.v1.PartitionSpec.shards:type_name -> headlease.v1.ShardRange
-	5, // 4: headlease.v1.ClusterConfiguration.voters:type_name -> headlease.v1.Voter
-	7, // 5: headlease.v1.ClusterConfiguration.partitions:type_name -> headlease.v1.PartitionSpec
-	1, // 6: headlease.v1.PeerReport.verdict:type_name -> headlease.v1.Verdict
-	7, // [7:7] is the sub-list for method output_type
-	7, // [7:7] is the sub-list for method input_type
-	7, // [7:7] is the sub-list for extension type_name
-	7, // [7:7] is the sub-list for extension extendee
-	0, // [0:7] is the sub-list for field type_name
+	2,  // 0: headlease.v1.Register.promised:type_name -> headlease.v1.Ballot
+	2,  // 1: headlease.v1.Register.accepted:type_name -> headlease.v1.Ballot
+	3,  // 2: headlease.v1.Register.value:type_name -> headlease.v1.Value
+	6,  // 3: headlease.v1.PartitionSpec.shards:type_name -> headlease.v1.ShardRange
+	5,  // 4: headlease.v1.ClusterConfiguration.voters:type_name -> headlease.v1.Voter
+	7,  // 5: headlease.v1.ClusterConfiguration.partitions:type_name -> headlease.v1.PartitionSpec
+	5,  // 6: headlease.v1.ClusterConfiguration.previous_voters:type_name -> headlease.v1.Voter
+	9,  // 7: headlease.v1.ClusterConfiguration.exceptions:type_name -> headlease.v1.ShardException
+	10, // 8: headlease.v1.ClusterConfiguration.addresses:type_name -> headlease.v1.VoterAddress
+	11, // 9: headlease.v1.ConfigRegister.promised:type_name -> headlease.v1.ConfigBallot
+	11, // 10: headlease.v1.ConfigRegister.accepted:type_name -> headlease.v1.ConfigBallot
+	8,  // 11: headlease.v1.ConfigRegister.proposed:type_name -> headlease.v1.ClusterConfiguration
+	1,  // 12: headlease.v1.PeerReport.verdict:type_name -> headlease.v1.Verdict
+	13, // [13:13] is the sub-list for method output_type
+	13, // [13:13] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_headlease_v1_types_proto_init() }
@@ -871,7 +1190,7 @@ func file_headlease_v1_types_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_headlease_v1_types_proto_rawDesc), len(file_headlease_v1_types_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   9,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -871,8 +871,10 @@ type DescribeVoterResponse struct {
 	Peers         []*PeerReport          `protobuf:"bytes,4,rep,name=peers,proto3" json:"peers,omitempty"`
 	RoundTrips    []*RoundTrip           `protobuf:"bytes,5,rep,name=round_trips,json=roundTrips,proto3" json:"round_trips,omitempty"`
 	Version       string                 `protobuf:"bytes,6,opt,name=version,proto3" json:"version,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// What this voter has promised and accepted for the next configuration.
+	ConfigRegister *ConfigRegister `protobuf:"bytes,7,opt,name=config_register,json=configRegister,proto3" json:"config_register,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *DescribeVoterResponse) Reset() {
@@ -947,6 +949,13 @@ func (x *DescribeVoterResponse) GetVersion() string {
 	return ""
 }
 
+func (x *DescribeVoterResponse) GetConfigRegister() *ConfigRegister {
+	if x != nil {
+		return x.ConfigRegister
+	}
+	return nil
+}
+
 type ConfigureRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Configuration *ClusterConfiguration  `protobuf:"bytes,1,opt,name=configuration,proto3" json:"configuration,omitempty"`
@@ -993,8 +1002,11 @@ func (x *ConfigureRequest) GetConfiguration() *ClusterConfiguration {
 
 type ConfigureResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// True: it had this very configuration already.
-	Already       bool `protobuf:"varint,1,opt,name=already,proto3" json:"already,omitempty"`
+	// True: it had this very configuration, or a newer one, already.
+	Already bool `protobuf:"varint,1,opt,name=already,proto3" json:"already,omitempty"`
+	// The voter that has it now, and its version.
+	Voter         *Voter `protobuf:"bytes,2,opt,name=voter,proto3" json:"voter,omitempty"`
+	Version       uint64 `protobuf:"varint,3,opt,name=version,proto3" json:"version,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1034,6 +1046,20 @@ func (x *ConfigureResponse) GetAlready() bool {
 		return x.Already
 	}
 	return false
+}
+
+func (x *ConfigureResponse) GetVoter() *Voter {
+	if x != nil {
+		return x.Voter
+	}
+	return nil
+}
+
+func (x *ConfigureResponse) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
 }
 
 var File_headlease_v1_vote_proto protoreflect.FileDescriptor
@@ -1098,7 +1124,7 @@ const file_headlease_v1_vote_proto_rawDesc = "" +
 	"\x0eRegisterStatus\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\tR\tpartition\x122\n" +
 	"\bregister\x18\x02 \x01(\v2\x16.headlease.v1.RegisterR\bregister\x12!\n" +
-	"\fremaining_ns\x18\x03 \x01(\x03R\vremainingNs\"\xd1\x02\n" +
+	"\fremaining_ns\x18\x03 \x01(\x03R\vremainingNs\"\x98\x03\n" +
 	"\x15DescribeVoterResponse\x12.\n" +
 	"\x05state\x18\x01 \x01(\v2\x18.headlease.v1.VoterStateR\x05state\x12H\n" +
 	"\rconfiguration\x18\x02 \x01(\v2\".headlease.v1.ClusterConfigurationR\rconfiguration\x12:\n" +
@@ -1106,11 +1132,14 @@ const file_headlease_v1_vote_proto_rawDesc = "" +
 	"\x05peers\x18\x04 \x03(\v2\x18.headlease.v1.PeerReportR\x05peers\x128\n" +
 	"\vround_trips\x18\x05 \x03(\v2\x17.headlease.v1.RoundTripR\n" +
 	"roundTrips\x12\x18\n" +
-	"\aversion\x18\x06 \x01(\tR\aversion\"\\\n" +
+	"\aversion\x18\x06 \x01(\tR\aversion\x12E\n" +
+	"\x0fconfig_register\x18\a \x01(\v2\x1c.headlease.v1.ConfigRegisterR\x0econfigRegister\"\\\n" +
 	"\x10ConfigureRequest\x12H\n" +
-	"\rconfiguration\x18\x01 \x01(\v2\".headlease.v1.ClusterConfigurationR\rconfiguration\"-\n" +
+	"\rconfiguration\x18\x01 \x01(\v2\".headlease.v1.ClusterConfigurationR\rconfiguration\"r\n" +
 	"\x11ConfigureResponse\x12\x18\n" +
-	"\aalready\x18\x01 \x01(\bR\aalready*\x88\x02\n" +
+	"\aalready\x18\x01 \x01(\bR\aalready\x12)\n" +
+	"\x05voter\x18\x02 \x01(\v2\x13.headlease.v1.VoterR\x05voter\x12\x18\n" +
+	"\aversion\x18\x03 \x01(\x04R\aversion*\x88\x02\n" +
 	"\vRefusalRule\x12\x1c\n" +
 	"\x18REFUSAL_RULE_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16REFUSAL_RULE_V1_BALLOT\x10\x01\x12\x1b\n" +
@@ -1166,6 +1195,7 @@ var file_headlease_v1_vote_proto_goTypes = []any{
 	(*ClusterConfiguration)(nil),  // 21: headlease.v1.ClusterConfiguration
 	(*PeerReport)(nil),            // 22: headlease.v1.PeerReport
 	(*RoundTrip)(nil),             // 23: headlease.v1.RoundTrip
+	(*ConfigRegister)(nil),        // 24: headlease.v1.ConfigRegister
 }
 var file_headlease_v1_vote_proto_depIdxs = []int32{
 	16, // 0: headlease.v1.VoterState.voter:type_name -> headlease.v1.Voter
@@ -1192,20 +1222,22 @@ var file_headlease_v1_vote_proto_depIdxs = []int32{
 	12, // 21: headlease.v1.DescribeVoterResponse.registers:type_name -> headlease.v1.RegisterStatus
 	22, // 22: headlease.v1.DescribeVoterResponse.peers:type_name -> headlease.v1.PeerReport
 	23, // 23: headlease.v1.DescribeVoterResponse.round_trips:type_name -> headlease.v1.RoundTrip
-	21, // 24: headlease.v1.ConfigureRequest.configuration:type_name -> headlease.v1.ClusterConfiguration
-	3,  // 25: headlease.v1.VoteService.Prepare:input_type -> headlease.v1.PrepareRequest
-	8,  // 26: headlease.v1.VoteService.Accept:input_type -> headlease.v1.AcceptRequest
-	11, // 27: headlease.v1.VoteService.DescribeVoter:input_type -> headlease.v1.DescribeVoterRequest
-	14, // 28: headlease.v1.VoteService.Configure:input_type -> headlease.v1.ConfigureRequest
-	6,  // 29: headlease.v1.VoteService.Prepare:output_type -> headlease.v1.PrepareResponse
-	10, // 30: headlease.v1.VoteService.Accept:output_type -> headlease.v1.AcceptResponse
-	13, // 31: headlease.v1.VoteService.DescribeVoter:output_type -> headlease.v1.DescribeVoterResponse
-	15, // 32: headlease.v1.VoteService.Configure:output_type -> headlease.v1.ConfigureResponse
-	29, // [29:33] is the sub-list for method output_type
-	25, // [25:29] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	24, // 24: headlease.v1.DescribeVoterResponse.config_register:type_name -> headlease.v1.ConfigRegister
+	21, // 25: headlease.v1.ConfigureRequest.configuration:type_name -> headlease.v1.ClusterConfiguration
+	16, // 26: headlease.v1.ConfigureResponse.voter:type_name -> headlease.v1.Voter
+	3,  // 27: headlease.v1.VoteService.Prepare:input_type -> headlease.v1.PrepareRequest
+	8,  // 28: headlease.v1.VoteService.Accept:input_type -> headlease.v1.AcceptRequest
+	11, // 29: headlease.v1.VoteService.DescribeVoter:input_type -> headlease.v1.DescribeVoterRequest
+	14, // 30: headlease.v1.VoteService.Configure:input_type -> headlease.v1.ConfigureRequest
+	6,  // 31: headlease.v1.VoteService.Prepare:output_type -> headlease.v1.PrepareResponse
+	10, // 32: headlease.v1.VoteService.Accept:output_type -> headlease.v1.AcceptResponse
+	13, // 33: headlease.v1.VoteService.DescribeVoter:output_type -> headlease.v1.DescribeVoterResponse
+	15, // 34: headlease.v1.VoteService.Configure:output_type -> headlease.v1.ConfigureResponse
+	31, // [31:35] is the sub-list for method output_type
+	27, // [27:31] is the sub-list for method input_type
+	27, // [27:27] is the sub-list for extension type_name
+	27, // [27:27] is the sub-list for extension extendee
+	0,  // [0:27] is the sub-list for field type_name
 }
 
 func init() { file_headlease_v1_vote_proto_init() }

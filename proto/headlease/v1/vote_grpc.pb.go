@@ -38,7 +38,8 @@ type VoteServiceClient interface {
 	Accept(ctx context.Context, in *AcceptRequest, opts ...grpc.CallOption) (*AcceptResponse, error)
 	// DescribeVoter tells what this voter is and knows. Reads only.
 	DescribeVoter(ctx context.Context, in *DescribeVoterRequest, opts ...grpc.CallOption) (*DescribeVoterResponse, error)
-	// Configure gives the voter configuration 1; idempotent, admin only.
+	// Configure gives the voter a decided configuration: the first one by init,
+	// later ones by whoever has them; idempotent.
 	Configure(ctx context.Context, in *ConfigureRequest, opts ...grpc.CallOption) (*ConfigureResponse, error)
 }
 
@@ -103,7 +104,8 @@ type VoteServiceServer interface {
 	Accept(context.Context, *AcceptRequest) (*AcceptResponse, error)
 	// DescribeVoter tells what this voter is and knows. Reads only.
 	DescribeVoter(context.Context, *DescribeVoterRequest) (*DescribeVoterResponse, error)
-	// Configure gives the voter configuration 1; idempotent, admin only.
+	// Configure gives the voter a decided configuration: the first one by init,
+	// later ones by whoever has them; idempotent.
 	Configure(context.Context, *ConfigureRequest) (*ConfigureResponse, error)
 	mustEmbedUnimplementedVoteServiceServer()
 }
