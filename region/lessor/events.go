@@ -20,10 +20,12 @@ func (l *Lessor) apply(ev state.Event) {
 	case state.SessionOpened:
 		s := l.open(ev.Session, l.now)
 		// The opening is an arrival; nobody waits for its check.
-		l.arrive(arrival{at: l.now, session: s, id: s.id}, false)
+		l.arrive(s, arrival{at: l.now}, false)
 	case state.SessionClosed:
 		if s, ok := l.sessions[ev.ID]; ok {
 			s.closing = true
+			l.stop(s.timer)
+			l.depart(s)
 			l.end(s, ev.Reason)
 			l.closed = append(l.closed, s)
 		}
@@ -52,10 +54,12 @@ func (l *Lessor) apply(ev state.Event) {
 		}
 	case state.PartitionAdopted:
 		p := l.partition(ev.Partition)
-		p.live, p.epoch, p.push = true, ev.Epoch, nil
+		p.live, p.epoch = true, ev.Epoch
+		p.changed()
 	case state.PartitionDropped:
 		p := l.partition(ev.Partition)
-		p.live, p.push = false, nil
+		p.live = false
+		p.changed()
 	case state.RegisterChanged:
 		p := l.partition(ev.Partition)
 		p.d = max(p.d, ev.Record.Value.D)
@@ -102,7 +106,7 @@ func (l *Lessor) revoked(e *lease, reason string) {
 	e.proposed = false
 	e.offer = reason == OfferExpired
 	l.unlist(e)
-	l.at(max(e.until, l.now), timer{kind: timerRevocation, lease: e})
+	l.wake(e, timerRevocation, max(e.until, l.now))
 	if s.begun {
 		why := pb.WithdrawalReason_WITHDRAWAL_REASON_REVOKED
 		if e.offer {
@@ -153,7 +157,7 @@ func (l *Lessor) end(s *session, reason state.EndReason) {
 		l.sendEnded(st, s.id, reason.String())
 		return
 	}
-	l.arrive(arrival{at: l.now, id: s.id, stream: st}, true)
+	l.arriveUnknown(st, s.id)
 }
 
 // empty deals with the sessions that were closed: those without leases are

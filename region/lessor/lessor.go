@@ -121,8 +121,10 @@ type Lessor struct {
 	// or passed check covers, passed what is covered. A clock gap starts a new
 	// generation, in which older tickets count for nothing.
 	order, wanted, begun, passed, generation uint64
-	// arrivals wait for a check, in their order.
-	arrivals []arrival
+	// arrivals are the sessions of which something waits for a check, strangers
+	// the streams on which an unknown session does.
+	arrivals  []*session
+	strangers []*stream
 
 	parts    map[string]*partition
 	sessions map[string]*session
@@ -130,6 +132,8 @@ type Lessor struct {
 	timers   timers
 	inflight map[uint64]*inflight
 	commands uint64
+	// expiries and backlog wait for their turn to be proposed.
+	expiries, backlog []*inflight
 	// closed sessions of the events being applied.
 	closed []*session
 	out    Outbox
@@ -148,7 +152,9 @@ type partition struct {
 	// sent is the latest end that may have been sent, by an earlier leader
 	// (assumed) or by this one.
 	sent instant.Instant
-	// push is the message for streams with this partition alone.
+	// end is holdUntil as it is sent, push the message for streams with this
+	// partition alone. Both are shared by all that they go to.
+	end  *pb.PartitionEnd
 	push *pb.AttachResponse
 }
 
@@ -172,6 +178,12 @@ type session struct {
 	// changed.
 	hash    uint64
 	changes uint64
+
+	// Arrivals that wait for a check: the newest, and the newest of those that a
+	// check which runs covers; so no flood of keepalives puts off its own ack.
+	newest, covered arrival
+	arrivalAt       int // place in the Lessor's list plus 1; 0: nothing waits
+	timer           *timer
 
 	stream *stream
 	// begun: the stream's first ack is sent; it names all tokens.
@@ -213,6 +225,7 @@ type lease struct {
 	// proposed: a Revoke or EndRevocation is under way.
 	proposed bool
 	gone     bool
+	timer    *timer // of the offer or the revocation
 }
 
 // stream is one attachment.
@@ -221,16 +234,20 @@ type stream struct {
 	sessions map[*session]struct{}
 	refs     map[*partition]int
 	closed   bool
+	timer    *timer // of the pushes
+	// unknown sessions whose keepalive waits for a check, which decides whether it
+	// may be said that they have ended, by the arrival's order.
+	unknown map[string]uint64
 }
+
+// maxUnknown bounds the unknown sessions per stream that wait for a check; the
+// keepalive of one more is dropped, and its next one asks again.
+const maxUnknown = 1024
 
 // arrival is a keepalive, or a session's opening, that waits for a check.
 type arrival struct {
-	order uint64
-	at    instant.Instant
-	// session is nil if the state does not know id: the check decides whether
-	// that may be said.
-	session  *session
-	id       string
+	order    uint64 // 0: there is none
+	at       instant.Instant
 	stream   *stream
 	sequence uint64
 }
@@ -284,7 +301,7 @@ func (l *Lessor) found(s *session, h state.Lease) {
 		e.until = l.start.Add(min(l.maxTTL, p.d))
 		e.offer = h.RevokeReason == OfferExpired
 		l.unlist(e)
-		l.at(e.until, timer{kind: timerRevocation, lease: e})
+		l.wake(e, timerRevocation, e.until)
 	case h.Offered:
 		l.offer(e)
 	}
@@ -313,7 +330,8 @@ func (l *Lessor) HeadLease(now instant.Instant, name string, epoch fence.Epoch, 
 		return
 	}
 	resumed := p.holdUntil <= l.now || p.holdEpoch != epoch
-	p.holdEpoch, p.holdUntil, p.push = epoch, until, nil
+	p.holdEpoch, p.holdUntil = epoch, until
+	p.changed()
 	if !resumed || !p.held(l.now) {
 		return
 	}
@@ -329,7 +347,8 @@ func (l *Lessor) HeadLease(now instant.Instant, name string, epoch fence.Epoch, 
 func (l *Lessor) Lapsed(now instant.Instant, name string, epoch fence.Epoch) {
 	l.tick(now)
 	if p := l.partition(name); p.holdEpoch == epoch {
-		p.holdEpoch, p.holdUntil, p.push = 0, 0, nil
+		p.holdEpoch, p.holdUntil = 0, 0
+		p.changed()
 	}
 }
 
@@ -342,6 +361,9 @@ func (l *Lessor) Hold(now instant.Instant, name string) (epoch fence.Epoch, unti
 	}
 	return p.holdEpoch, p.holdUntil, true
 }
+
+// changed: what was said of the partition's end is said no more.
+func (p *partition) changed() { p.end, p.push = nil, nil }
 
 // held: a head lease runs, of the epoch that is live in the state.
 func (p *partition) held(now instant.Instant) bool {
@@ -363,10 +385,14 @@ func (l *Lessor) ClockGap(now instant.Instant) {
 	l.now = max(l.now, now)
 	l.generation++
 	l.checked = false
-	l.arrivals = nil
+	for len(l.arrivals) > 0 {
+		l.depart(l.arrivals[0])
+	}
+	l.strangers = nil // their streams close
 	l.begun, l.passed, l.wanted = l.order, l.order, l.order
 	for _, p := range l.parts {
-		p.holdEpoch, p.holdUntil, p.push = 0, 0, nil
+		p.holdEpoch, p.holdUntil = 0, 0
+		p.changed()
 	}
 	for _, st := range l.streams {
 		l.closeStream(st)
@@ -379,11 +405,14 @@ func (l *Lessor) ClockGap(now instant.Instant) {
 // Stats are sizes for metrics and status.
 type Stats struct {
 	Sessions, Streams, Attached, Expiring, Leases, Offers, Revocations, Arrivals, Commands int
+	// Timers set, and commands that wait for their turn.
+	Timers, Waiting int
 }
 
 // Stats counts, in time proportional to the sessions.
 func (l *Lessor) Stats() Stats {
-	st := Stats{Sessions: len(l.sessions), Streams: len(l.streams), Arrivals: len(l.arrivals), Commands: len(l.inflight)}
+	st := Stats{Sessions: len(l.sessions), Streams: len(l.streams), Arrivals: len(l.arrivals), Commands: len(l.inflight), Timers: len(l.timers)}
+	st.Waiting = len(l.expiries) + len(l.backlog)
 	for _, s := range l.sessions {
 		if s.stream != nil {
 			st.Attached++

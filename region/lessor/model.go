@@ -24,10 +24,28 @@ func (l *Lessor) Clone() *Lessor {
 	sessions := make(map[*session]*session, len(l.sessions))
 	leases := map[*lease]*lease{}
 	streams := make(map[*stream]*stream, len(l.streams))
-	// Timers, arrivals and commands may refer to what is gone.
+	// Commands may refer to what is gone.
 	var copySession func(*session) *session
 	var copyLease func(*lease) *lease
 	var copyStream func(*stream) *stream
+	var copyCommand func(*inflight) *inflight
+	due := make(map[*timer]*timer, len(l.timers))
+	copyTimer := func(t *timer) *timer {
+		if t == nil {
+			return nil
+		}
+		if q, ok := due[t]; ok {
+			return q
+		}
+		q := *t
+		due[t] = &q
+		q.session, q.stream, q.lease, q.retry = copySession(t.session), copyStream(t.stream), copyLease(t.lease), copyCommand(t.retry)
+		return &q
+	}
+	copyArrival := func(a arrival) arrival {
+		a.stream = copyStream(a.stream)
+		return a
+	}
 	copyLease = func(e *lease) *lease {
 		if e == nil {
 			return nil
@@ -38,6 +56,7 @@ func (l *Lessor) Clone() *Lessor {
 		q := *e
 		leases[e] = &q
 		q.session, q.partition = copySession(e.session), parts[e.partition]
+		q.timer = copyTimer(e.timer)
 		return &q
 	}
 	copyRefs := func(refs map[*partition]int) map[*partition]int {
@@ -56,6 +75,7 @@ func (l *Lessor) Clone() *Lessor {
 		}
 		q := &stream{id: st.id, closed: st.closed, refs: copyRefs(st.refs), sessions: make(map[*session]struct{}, len(st.sessions))}
 		streams[st] = q
+		q.unknown, q.timer = maps.Clone(st.unknown), copyTimer(st.timer)
 		for s := range st.sessions {
 			q.sessions[copySession(s)] = struct{}{}
 		}
@@ -73,6 +93,7 @@ func (l *Lessor) Clone() *Lessor {
 		q.refs = copyRefs(s.refs)
 		q.history = slices.Clone(s.history)
 		q.stream = copyStream(s.stream)
+		q.timer, q.newest, q.covered = copyTimer(s.timer), copyArrival(s.newest), copyArrival(s.covered)
 		q.leases = make(map[string]*lease, len(s.leases))
 		for r, e := range s.leases {
 			q.leases[r] = copyLease(e)
@@ -91,11 +112,11 @@ func (l *Lessor) Clone() *Lessor {
 		}
 		return &q
 	}
-	copyCommand := func(f *inflight) *inflight {
+	copyCommand = func(f *inflight) *inflight {
 		if f == nil {
 			return nil
 		}
-		q := &inflight{lease: copyLease(f.lease), end: f.end}
+		q := &inflight{command: f.command, lease: copyLease(f.lease), end: f.end}
 		for _, s := range f.sessions {
 			q.sessions = append(q.sessions, copySession(s))
 		}
@@ -109,14 +130,22 @@ func (l *Lessor) Clone() *Lessor {
 	for id, st := range l.streams {
 		c.streams[id] = copyStream(st)
 	}
-	c.arrivals = slices.Clone(l.arrivals)
-	for i := range c.arrivals {
-		c.arrivals[i].session, c.arrivals[i].stream = copySession(c.arrivals[i].session), copyStream(c.arrivals[i].stream)
+	c.arrivals, c.strangers = slices.Clone(l.arrivals), slices.Clone(l.strangers)
+	for i, s := range c.arrivals {
+		c.arrivals[i] = copySession(s)
+	}
+	for i, st := range c.strangers {
+		c.strangers[i] = copyStream(st)
 	}
 	c.timers = slices.Clone(l.timers)
-	for i := range c.timers {
-		t := &c.timers[i]
-		t.session, t.stream, t.lease, t.retry = copySession(t.session), copyStream(t.stream), copyLease(t.lease), copyCommand(t.retry)
+	for i, t := range c.timers {
+		c.timers[i] = copyTimer(t)
+	}
+	c.expiries, c.backlog = slices.Clone(l.expiries), slices.Clone(l.backlog)
+	for _, q := range [][]*inflight{c.expiries, c.backlog} {
+		for i, f := range q {
+			q[i] = copyCommand(f)
+		}
 	}
 	c.inflight = make(map[uint64]*inflight, len(l.inflight))
 	for id, f := range l.inflight {
@@ -175,18 +204,23 @@ func (l *Lessor) AppendState(b []byte, now instant.Instant, deposed bool) []byte
 			u(s.changes - p.change)
 		}
 		b = append(b, 0xff)
+		for _, a := range [2]arrival{s.newest, s.covered} {
+			if a.order == 0 {
+				b = append(b, 0xff)
+				continue
+			}
+			b = append(b, flags(a.order <= l.begun, a.order <= l.wanted))
+			u(left(a.at.Add(s.ttl)))
+			if a.stream != nil {
+				u(uint64(a.stream.id))
+			}
+		}
 	}
 	for _, id := range slices.Sorted(maps.Keys(l.streams)) {
 		u(uint64(id))
-	}
-	b = append(b, 0xff)
-	for _, a := range l.arrivals {
-		b = append(append(b, a.id...), 0, flags(a.order <= l.begun, a.order <= l.wanted))
-		if a.session != nil {
-			u(left(a.at.Add(a.session.ttl)))
-		}
-		if a.stream != nil {
-			u(uint64(a.stream.id))
+		st := l.streams[id]
+		for _, s := range slices.Sorted(maps.Keys(st.unknown)) {
+			b = append(append(b, s...), 0, flags(st.unknown[s] <= l.begun, st.unknown[s] <= l.wanted))
 		}
 	}
 	b = append(b, 0xff)
@@ -195,17 +229,14 @@ func (l *Lessor) AppendState(b []byte, now instant.Instant, deposed bool) []byte
 	}
 	// What is due or under way, in no order.
 	var due [][]byte
-	for i := range l.timers {
-		t := &l.timers[i]
+	for _, t := range l.timers {
 		switch t.kind {
 		case timerRetry:
 			due = append(due, t.retry.form(binary.AppendUvarint([]byte{1}, left(t.due))))
 		case timerPush:
-			if !t.stream.closed {
-				due = append(due, binary.AppendUvarint(binary.AppendUvarint([]byte{2}, left(t.due)), uint64(t.stream.id)))
-			}
+			due = append(due, binary.AppendUvarint(binary.AppendUvarint([]byte{2}, left(t.due)), uint64(t.stream.id)))
 		case timerRevocation:
-			if e := t.lease; !e.gone && !e.proposed {
+			if e := t.lease; !e.proposed {
 				due = append(due, appendLease(binary.AppendUvarint([]byte{3}, left(t.due)), e))
 			}
 		case timerExpiry, timerOffer: // follow from deadline and offerEnd
@@ -213,6 +244,9 @@ func (l *Lessor) AppendState(b []byte, now instant.Instant, deposed bool) []byte
 	}
 	for _, f := range l.inflight {
 		due = append(due, f.form([]byte{0}))
+	}
+	for _, f := range slices.Concat(l.expiries, l.backlog) {
+		due = append(due, f.form([]byte{4}))
 	}
 	slices.SortFunc(due, slices.Compare)
 	for _, d := range due {

@@ -20,10 +20,12 @@ func (l *Lessor) send(st *stream, m *pb.AttachResponse) {
 // ack answers the newest covered keepalive of a session on its stream.
 func (l *Lessor) ack(s *session) {
 	s.ackDue = false
-	a := &pb.Ack{
-		SessionId: s.id, Sequence: s.ackSequence, ReceivedAt: int64(s.ackAt), SessionUntil: int64(s.sendable),
-		Complete: !s.begun || s.again, Partitions: l.ends(s.refs),
-	}
+	m := &ackMessage{}
+	m.response.Kind = &m.kind
+	m.kind.Ack = &m.ack
+	a := &m.ack
+	a.SessionId, a.Sequence, a.ReceivedAt, a.SessionUntil = s.id, s.ackSequence, int64(s.ackAt), int64(s.sendable)
+	a.Complete, a.Partitions = !s.begun || s.again, l.ends(s.refs)
 	if a.Complete {
 		for _, e := range s.leases {
 			if !e.revoked {
@@ -41,9 +43,18 @@ func (l *Lessor) ack(s *session) {
 			}
 		}
 	}
-	slices.SortFunc(a.Held, func(x, y *pb.Held) int { return cmp.Compare(x.Resource, y.Resource) })
+	if len(a.Held) > 1 {
+		slices.SortFunc(a.Held, func(x, y *pb.Held) int { return cmp.Compare(x.Resource, y.Resource) })
+	}
 	s.again, s.rename = false, nil
-	l.send(s.stream, &pb.AttachResponse{Kind: &pb.AttachResponse_Ack{Ack: a}})
+	l.send(s.stream, &m.response)
+}
+
+// ackMessage is an ack in one piece: it is what is sent most.
+type ackMessage struct {
+	response pb.AttachResponse
+	kind     pb.AttachResponse_Ack
+	ack      pb.Ack
 }
 
 func held(e *lease) *pb.Held {
@@ -52,13 +63,18 @@ func held(e *lease) *pb.Held {
 
 // ends lists how far the head leases reach; it notes them as sent.
 func (l *Lessor) ends(refs map[*partition]int) []*pb.PartitionEnd {
-	var ends []*pb.PartitionEnd
+	if len(refs) == 0 {
+		return nil
+	}
+	ends := make([]*pb.PartitionEnd, 0, len(refs))
 	for p := range refs {
 		if end := l.end1(p); end != nil {
 			ends = append(ends, end)
 		}
 	}
-	slices.SortFunc(ends, func(a, b *pb.PartitionEnd) int { return cmp.Compare(a.Partition, b.Partition) })
+	if len(ends) > 1 {
+		slices.SortFunc(ends, func(a, b *pb.PartitionEnd) int { return cmp.Compare(a.Partition, b.Partition) })
+	}
 	return ends
 }
 
@@ -69,7 +85,10 @@ func (l *Lessor) end1(p *partition) *pb.PartitionEnd {
 		return nil
 	}
 	p.sent = max(p.sent, p.holdUntil)
-	return &pb.PartitionEnd{Partition: p.name, Epoch: uint32(p.holdEpoch), Until: int64(p.holdUntil)}
+	if p.end == nil {
+		p.end = &pb.PartitionEnd{Partition: p.name, Epoch: uint32(p.holdEpoch), Until: int64(p.holdUntil)}
+	}
+	return p.end
 }
 
 // push sends the ends of the stream's partitions, or of one of them.
@@ -121,14 +140,11 @@ func (l *Lessor) withdraw(e *lease, until instant.Instant, why pb.WithdrawalReas
 }
 
 // tellEnded answers a keepalive of a session that is not there, after a check.
-func (l *Lessor) tellEnded(a arrival) {
-	if a.stream == nil || a.stream.closed {
-		return
-	}
-	if s, ok := l.sessions[a.id]; ok && !s.closing {
+func (l *Lessor) tellEnded(st *stream, id string) {
+	if s, ok := l.sessions[id]; ok && !s.closing {
 		return // opened since: the next keepalive attaches it
 	}
-	l.sendEnded(a.stream, a.id, "the region does not know the session; open a new one")
+	l.sendEnded(st, id, "the region does not know the session; open a new one")
 }
 
 func (l *Lessor) sendEnded(st *stream, id, reason string) {

@@ -2,6 +2,7 @@ package lessor
 
 import (
 	"errors"
+	"slices"
 
 	"github.com/headlease/headlease/fence"
 	"github.com/headlease/headlease/internal/instant"
@@ -28,7 +29,8 @@ func (l *Lessor) StreamOpened(now instant.Instant, id StreamID) {
 	}
 	st := &stream{id: id, sessions: map[*session]struct{}{}, refs: map[*partition]int{}}
 	l.streams[id] = st
-	l.at(l.now.Add(l.pushEvery()), timer{kind: timerPush, stream: st})
+	st.timer = &timer{kind: timerPush, stream: st}
+	l.at(l.now.Add(l.pushEvery()), st.timer)
 }
 
 // Keepalive takes a session's keepalive from an open stream; the first one
@@ -43,7 +45,7 @@ func (l *Lessor) Keepalive(now instant.Instant, id StreamID, ka *pb.Keepalive) {
 	}
 	s, ok := l.sessions[ka.GetSessionId()]
 	if !ok || s.closing {
-		l.arrive(arrival{at: now, id: ka.GetSessionId(), stream: st}, true)
+		l.arriveUnknown(st, ka.GetSessionId())
 		return
 	}
 	l.attach(s, st)
@@ -52,7 +54,7 @@ func (l *Lessor) Keepalive(now instant.Instant, id StreamID, ka *pb.Keepalive) {
 	}
 	s.deadline = max(s.deadline, now.Add(s.ttl))
 	l.confirm(s, ka.GetTokensHash())
-	l.arrive(arrival{at: now, session: s, id: s.id, stream: st, sequence: ka.GetSequence()}, true)
+	l.arrive(s, arrival{at: now, stream: st, sequence: ka.GetSequence()}, true)
 }
 
 // Detach takes a session off a stream at its client's wish.
@@ -103,20 +105,61 @@ func (l *Lessor) confirm(s *session, hash uint64) {
 		}
 		delete(s.offers, e)
 		e.offerEnd = 0
+		l.stop(e.timer)
 		if s.begun {
 			s.rename = append(s.rename, e)
 		}
 	}
 }
 
-// arrive queues something for a check; wanted says that somebody waits for it.
-func (l *Lessor) arrive(a arrival, wanted bool) {
+// arrive queues a session's arrival for a check; wanted says that somebody
+// waits for it. Of those that no check covers yet the newest is enough.
+func (l *Lessor) arrive(s *session, a arrival, wanted bool) {
 	l.order++
 	a.order = l.order
-	l.arrivals = append(l.arrivals, a)
+	if s.newest.order != 0 && s.newest.order <= l.begun {
+		s.covered = s.newest
+	}
+	s.newest = a
+	if s.arrivalAt == 0 {
+		l.arrivals = append(l.arrivals, s)
+		s.arrivalAt = len(l.arrivals)
+	}
 	if wanted {
 		l.wanted = l.order
 	}
+}
+
+// depart takes a session's arrivals out.
+func (l *Lessor) depart(s *session) {
+	s.newest, s.covered = arrival{}, arrival{}
+	if s.arrivalAt == 0 {
+		return
+	}
+	n := len(l.arrivals) - 1
+	last := l.arrivals[n]
+	l.arrivals[s.arrivalAt-1], last.arrivalAt = last, s.arrivalAt
+	l.arrivals[n] = nil
+	l.arrivals = l.arrivals[:n]
+	s.arrivalAt = 0
+}
+
+// arriveUnknown queues the keepalive of a session that is not there.
+func (l *Lessor) arriveUnknown(st *stream, id string) {
+	l.order++
+	switch _, again := st.unknown[id]; {
+	case again: // the earlier one is answered, sooner
+		return
+	case len(st.unknown) >= maxUnknown:
+		return
+	case st.unknown == nil:
+		st.unknown = map[string]uint64{}
+	}
+	if len(st.unknown) == 0 {
+		l.strangers = append(l.strangers, st)
+	}
+	st.unknown[id] = l.order
+	l.wanted = l.order
 }
 
 // CheckWanted reports whether something waits that only a leadership check
@@ -144,14 +187,18 @@ func (l *Lessor) CheckPassed(now instant.Instant, t Ticket) {
 	}
 	l.checked = true
 	l.passed = max(l.passed, t.order)
-	n := 0
 	var due []*session
-	for ; n < len(l.arrivals) && l.arrivals[n].order <= t.order; n++ {
-		a := l.arrivals[n]
-		l.arrivals[n] = arrival{}
-		s := a.session
-		if s == nil || s.gone || s.closing {
-			l.tellEnded(a)
+	for i := 0; i < len(l.arrivals); {
+		s := l.arrivals[i]
+		a := s.newest
+		switch {
+		case a.order <= t.order:
+			l.depart(s) // another takes its place
+		case s.covered.order != 0 && s.covered.order <= t.order:
+			a, s.covered = s.covered, arrival{}
+			i++
+		default:
+			i++
 			continue
 		}
 		s.sendable = max(s.sendable, a.at.Add(s.ttl))
@@ -164,13 +211,37 @@ func (l *Lessor) CheckPassed(now instant.Instant, t Ticket) {
 		}
 		s.ackSequence, s.ackAt = a.sequence, a.at
 	}
-	l.arrivals = l.arrivals[n:]
-	if len(l.arrivals) == 0 {
-		l.arrivals = nil
-	}
 	for _, s := range due {
 		l.ack(s)
 	}
+	l.answerStrangers(t)
+}
+
+// answerStrangers tells which of the unknown sessions that the check covers are
+// no more.
+func (l *Lessor) answerStrangers(t Ticket) {
+	left := l.strangers[:0]
+	for _, st := range l.strangers {
+		if st.closed {
+			continue
+		}
+		var told []string
+		for id, order := range st.unknown {
+			if order <= t.order {
+				told = append(told, id)
+			}
+		}
+		slices.Sort(told)
+		for _, id := range told {
+			delete(st.unknown, id)
+			l.tellEnded(st, id)
+		}
+		if len(st.unknown) > 0 {
+			left = append(left, st)
+		}
+	}
+	clear(l.strangers[len(left):])
+	l.strangers = left
 }
 
 // CheckFailed notes that the check did not pass, or that its outcome is

@@ -17,7 +17,8 @@ func (l *Lessor) open(s state.Session, now instant.Instant) *session {
 	}
 	q.deadline = now.Add(q.ttl)
 	l.sessions[q.id] = q
-	l.at(q.deadline, timer{kind: timerExpiry, session: q})
+	q.timer = &timer{kind: timerExpiry, session: q}
+	l.at(q.deadline, q.timer)
 	return q
 }
 
@@ -38,6 +39,7 @@ func (l *Lessor) drop(e *lease) {
 		delete(s.leases, e.resource)
 	}
 	e.gone = true
+	l.stop(e.timer)
 	delete(s.offers, e)
 	l.refer(s, e.partition, -1)
 	if !e.revoked {
@@ -56,7 +58,16 @@ func (l *Lessor) unlist(e *lease) {
 func (l *Lessor) offer(e *lease) {
 	e.offerEnd = l.now.Add(min(e.session.ttl, l.cfg.ConfirmWithin))
 	e.session.offers[e] = struct{}{}
-	l.at(e.offerEnd, timer{kind: timerOffer, lease: e})
+	l.wake(e, timerOffer, e.offerEnd)
+}
+
+// wake sets a lease's one timer.
+func (l *Lessor) wake(e *lease, kind timerKind, due instant.Instant) {
+	if e.timer == nil {
+		e.timer = &timer{lease: e}
+	}
+	e.timer.kind = kind
+	l.at(due, e.timer)
 }
 
 func (l *Lessor) wait(s *session, request uint64, p *partition) {
@@ -141,14 +152,18 @@ func (l *Lessor) forgetStream(st *stream) {
 		l.detach(s)
 	}
 	st.closed = true
+	l.stop(st.timer)
 	delete(l.streams, st.id)
 }
 
 // forget removes an ended session.
 func (l *Lessor) forget(s *session) {
 	l.detach(s)
+	l.depart(s)
+	l.stop(s.timer)
 	for _, e := range s.leases {
 		e.gone = true
+		l.stop(e.timer)
 	}
 	s.gone = true
 	delete(l.sessions, s.id)

@@ -20,9 +20,11 @@ const (
 )
 
 // timer is due no later than what it waits for; one that is early is put back.
-// So a keepalive costs no work on the heap.
+// So a keepalive costs no work on the heap. Whatever a timer belongs to stops it
+// when it is gone: the heap holds nothing that has ended.
 type timer struct {
 	due     instant.Instant
+	at      int // place in the heap plus 1; 0: not in it
 	kind    timerKind
 	session *session
 	stream  *stream
@@ -31,30 +33,52 @@ type timer struct {
 }
 
 // timers is a heap by due.
-type timers []timer
+type timers []*timer
 
 func (t timers) Len() int           { return len(t) }
 func (t timers) Less(i, j int) bool { return t[i].due < t[j].due }
-func (t timers) Swap(i, j int)      { t[i], t[j] = t[j], t[i] }
-func (t *timers) Push(x any)        { *t = append(*t, x.(timer)) }
+func (t timers) Swap(i, j int) {
+	t[i], t[j] = t[j], t[i]
+	t[i].at, t[j].at = i+1, j+1
+}
+
+func (t *timers) Push(x any) {
+	e := x.(*timer)
+	*t = append(*t, e)
+	e.at = len(*t)
+}
+
 func (t *timers) Pop() any {
 	n := len(*t) - 1
 	x := (*t)[n]
-	(*t)[n] = timer{}
+	(*t)[n] = nil
 	*t = (*t)[:n]
+	x.at = 0
 	return x
 }
 
-// inflight is a proposed command whose outcome is not known.
+// inflight is a command that is proposed, or waits for its turn.
 type inflight struct {
+	command  *pb.Command
 	sessions []*session // Expire
 	lease    *lease     // Revoke, EndRevocation
 	end      bool       // EndRevocation
 }
 
-func (l *Lessor) at(due instant.Instant, t timer) {
+// at starts a timer, or moves it.
+func (l *Lessor) at(due instant.Instant, t *timer) {
 	t.due = due
+	if t.at != 0 {
+		heap.Fix(&l.timers, t.at-1)
+		return
+	}
 	heap.Push(&l.timers, t)
+}
+
+func (l *Lessor) stop(t *timer) {
+	if t != nil && t.at != 0 {
+		heap.Remove(&l.timers, t.at-1)
+	}
 }
 
 // Next is when Tick must be called at the latest; ok is false if nothing is
@@ -74,28 +98,26 @@ func (l *Lessor) Tick(now instant.Instant) {
 	l.tick(now)
 	var expired []*session
 	for len(l.timers) > 0 && l.timers[0].due <= l.now {
-		t := heap.Pop(&l.timers).(timer)
+		t := heap.Pop(&l.timers).(*timer)
 		switch t.kind {
 		case timerExpiry:
 			s := t.session
 			switch {
-			case s.gone || s.closing || s.expiring:
+			case s.closing || s.expiring:
 			case s.deadline > l.now:
 				l.at(s.deadline, t)
 			default:
 				expired = append(expired, s)
 			}
 		case timerPush:
-			if !t.stream.closed {
-				l.push(t.stream, nil)
-				l.at(l.now.Add(l.pushEvery()), t)
-			}
+			l.push(t.stream, nil)
+			l.at(l.now.Add(l.pushEvery()), t)
 		case timerOffer:
-			if e := t.lease; !e.gone && !e.revoked && !e.proposed && e.offerEnd != 0 {
+			if e := t.lease; !e.revoked && !e.proposed && e.offerEnd != 0 {
 				l.revoke(e)
 			}
 		case timerRevocation:
-			if e := t.lease; !e.gone && !e.proposed {
+			if e := t.lease; !e.proposed {
 				l.endRevocation(e)
 			}
 		case timerRetry:
@@ -144,16 +166,51 @@ func (l *Lessor) endRevocation(e *lease) {
 	}}}, &inflight{lease: e, end: true})
 }
 
+// maxInflight bounds the commands that are proposed at a time, so that the end
+// of ten thousand offers at once fills nobody's queue.
+const maxInflight = 128
+
 // propose stamps a command with the term: under another leader it must do
-// nothing [F2].
+// nothing [F2]. Its turn comes when fewer than maxInflight are under way; ends of
+// sessions go first.
 func (l *Lessor) propose(c *pb.Command, f *inflight) {
 	if l.over {
 		return
 	}
 	c.Term = l.term
-	l.commands++
-	l.inflight[l.commands] = f
-	l.out.Commands = append(l.out.Commands, Command{ID: l.commands, Command: c})
+	f.command = c
+	if f.sessions != nil {
+		l.expiries = append(l.expiries, f)
+	} else {
+		l.backlog = append(l.backlog, f)
+	}
+	l.hand()
+}
+
+// hand gives the shell what may be proposed now. What waits is bounded by the
+// state: a session or lease waits once.
+func (l *Lessor) hand() {
+	for len(l.inflight) < maxInflight {
+		q := &l.expiries
+		if len(*q) == 0 {
+			q = &l.backlog
+		}
+		if len(*q) == 0 {
+			return
+		}
+		f := (*q)[0]
+		(*q)[0] = nil
+		*q = (*q)[1:]
+		if len(*q) == 0 {
+			*q = nil
+		}
+		if !f.open() {
+			continue // it has ended meanwhile
+		}
+		l.commands++
+		l.inflight[l.commands] = f
+		l.out.Commands = append(l.out.Commands, Command{ID: l.commands, Command: f.command})
+	}
 }
 
 // CommandDone tells a command's outcome, after its events were applied; err
@@ -167,8 +224,10 @@ func (l *Lessor) CommandDone(now instant.Instant, id uint64, result *pb.CommandR
 		return
 	}
 	delete(l.inflight, id)
+	defer l.hand()
 	if result.GetError().GetWrongTerm() != nil {
 		l.over = true
+		l.expiries, l.backlog = nil, nil
 		return
 	}
 	if err == nil && result.GetError() == nil && f.sessions != nil {
@@ -189,7 +248,7 @@ func (l *Lessor) CommandDone(now instant.Instant, id uint64, result *pb.CommandR
 		f = &inflight{sessions: rest}
 	}
 	if f.open() {
-		l.at(l.now.Add(l.cfg.RetryAfter), timer{kind: timerRetry, retry: f})
+		l.at(l.now.Add(l.cfg.RetryAfter), &timer{kind: timerRetry, retry: f})
 	}
 }
 
