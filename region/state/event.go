@@ -46,6 +46,27 @@ type LeaseGranted struct {
 	// Offered: handed over from the queue; the client has yet to confirm
 	// [F23].
 	Offered bool
+	// Holder is the identity of the session's client.
+	Holder string
+	// Value beside the lease.
+	Value string
+	// LockDelayMillis is how long nobody gets the resource after an end
+	// without a release.
+	LockDelayMillis int64
+	// Revision is the log index of the grant; 0 below feature level 2.
+	Revision uint64
+}
+
+// ValueChanged: the holder has replaced the value on its lease.
+type ValueChanged struct {
+	Session   string
+	Resource  string
+	Partition string
+	Token     fence.Token
+	Holder    string
+	Value     string
+	// Revision is the log index of the change.
+	Revision uint64
 }
 
 // LeaseRevoked: the lease passes on once its last sent validity is over.
@@ -55,23 +76,52 @@ type LeaseRevoked struct {
 	Partition string
 	Token     fence.Token
 	Reason    string
+	Holder    string
 }
 
-// LeaseEnded: nobody holds that token any more.
+// LeaseEnded: nobody holds that token any more. With a lock delay, DelayBegun
+// follows in the same command.
 type LeaseEnded struct {
 	Session   string
 	Resource  string
 	Partition string
 	Token     fence.Token
 	Reason    EndReason
+	Holder    string
 }
 
-// WaiterEnqueued: the request took a queue place.
-type WaiterEnqueued struct {
-	Session   string
-	Request   uint64
+// DelayBegun: nobody is granted the resource until EndDelay, which the leader
+// proposes when the delay has passed; a new leader counts it anew in full.
+type DelayBegun struct {
 	Resource  string
 	Partition string
+	// Token whose end began it; 0: a request for the resource came while the
+	// partition was unsettled, and the delay counts from the adoption.
+	Token       fence.Token
+	DelayMillis int64
+}
+
+// DelayEnded: the resource may be granted again; if somebody waits,
+// LeaseGranted follows in the same command.
+type DelayEnded struct {
+	Resource  string
+	Partition string
+	Token     fence.Token
+}
+
+// WaiterEnqueued: the request took a queue place. A leader that finds the
+// place in its View counts WaitMillis anew in full.
+type WaiterEnqueued struct {
+	Session string
+	Request uint64
+	// Resource waited for; with Slots, the semaphore's name without a slot.
+	Resource  string
+	Partition string
+	// Slots is how many of the semaphore's slots would do, from slot 0; 0: the
+	// resource itself.
+	Slots uint32
+	// WaitMillis is the longest time to wait; 0: until cancelled.
+	WaitMillis int64
 }
 
 // WaiterEnded: the request left the queue without a grant.
@@ -88,15 +138,47 @@ type WaiterEnded struct {
 type PartitionAdopted struct {
 	Partition string
 	Epoch     fence.Epoch
-	// Resumed: the epoch was live before and keeps its leases and its seq.
+	// Resumed: the epoch was live before and keeps its leases, its seq, and a
+	// drain. Any other adoption ends a drain.
 	Resumed bool
+	// Unsettled: lock delays of leases in another region may still run. Until
+	// Settle, which the leader proposes when the longest lock delay has passed
+	// since this event, requests that name a lock delay wait for it.
+	Unsettled bool
 }
 
-// PartitionDropped: the epoch is over here and can never be adopted again. It
-// comes before the end of its leases and waiters.
+// PartitionSettled: no lock delay of before the adoption can run any more.
+type PartitionSettled struct {
+	Partition string
+	Epoch     fence.Epoch
+}
+
+// PartitionDraining: no grant and no hand-over passes from here on [F26]; the
+// waiters end, with MOVED, in this and the next commands.
+type PartitionDraining struct {
+	Partition string
+	Epoch     fence.Epoch
+	Successor string
+}
+
+// DrainAborted: the partition is active again, at the same epoch.
+type DrainAborted struct {
+	Partition string
+	Epoch     fence.Epoch
+}
+
+// PartitionDropped: the epoch is over here and can never be adopted again: no
+// lease of it, or of an earlier one, is held from here on. The LeaseEnded and
+// WaiterEnded of a partition with more than MaxRemovals of them come in later
+// commands, perhaps after the adoption of another epoch.
 type PartitionDropped struct {
 	Partition string
 	Epoch     fence.Epoch
+}
+
+// LevelRaised: the region is at this feature level from now on.
+type LevelRaised struct {
+	Level uint32
 }
 
 // RegisterChanged: the region's durable record of the partition's register is
@@ -122,20 +204,27 @@ type PulseCommitted struct {
 	Index uint64
 }
 
-func (TermBegun) event()        {}
-func (SessionOpened) event()    {}
-func (SessionClosed) event()    {}
-func (LeaseGranted) event()     {}
-func (LeaseRevoked) event()     {}
-func (LeaseEnded) event()       {}
-func (WaiterEnqueued) event()   {}
-func (WaiterEnded) event()      {}
-func (PartitionAdopted) event() {}
-func (PartitionDropped) event() {}
-func (RegisterChanged) event()  {}
-func (Initialised) event()      {}
-func (Configured) event()       {}
-func (PulseCommitted) event()   {}
+func (TermBegun) event()         {}
+func (SessionOpened) event()     {}
+func (SessionClosed) event()     {}
+func (LeaseGranted) event()      {}
+func (ValueChanged) event()      {}
+func (LeaseRevoked) event()      {}
+func (LeaseEnded) event()        {}
+func (DelayBegun) event()        {}
+func (DelayEnded) event()        {}
+func (WaiterEnqueued) event()    {}
+func (WaiterEnded) event()       {}
+func (PartitionAdopted) event()  {}
+func (PartitionSettled) event()  {}
+func (PartitionDraining) event() {}
+func (DrainAborted) event()      {}
+func (PartitionDropped) event()  {}
+func (LevelRaised) event()       {}
+func (RegisterChanged) event()   {}
+func (Initialised) event()       {}
+func (Configured) event()        {}
+func (PulseCommitted) event()    {}
 
 // EndReason says why a session or a lease ended.
 type EndReason int

@@ -25,6 +25,11 @@ type Partition struct {
 	Phase pb.PartitionPhase
 	// Dropped is the highest epoch dropped here.
 	Dropped fence.Epoch
+	// Unsettled: adopted without a release of the owner before; see
+	// PartitionAdopted.
+	Unsettled bool
+	// Successor is the region that a draining partition goes to.
+	Successor string
 }
 
 // Live reports whether the epoch is adopted and not dropped.
@@ -65,15 +70,39 @@ type Lease struct {
 	Offered      bool
 	Revoked      bool
 	RevokeReason string
-	Waiters      int
+	// Waiters for the resource itself; those of a semaphore wait for no slot
+	// in particular.
+	Waiters int
+	Value   string
+	// LockDelayMillis is how long nobody gets the resource after an end
+	// without a release.
+	LockDelayMillis int64
+	// Revision is the log index of the grant or of the newest value; 0 for a
+	// grant below feature level 2.
+	Revision uint64
 }
 
 // Waiter is a place in a queue.
 type Waiter struct {
-	Session   string
-	Request   uint64
+	Session string
+	Request uint64
+	// Resource waited for; with Slots, the semaphore's name without a slot.
 	Resource  string
 	Partition string
+	// Slots is how many of the semaphore's slots would do, from slot 0; 0: the
+	// resource itself.
+	Slots uint32
+	// WaitMillis is the longest time to wait; 0: until cancelled.
+	WaitMillis int64
+}
+
+// Delay is a running lock delay: nobody is granted the resource.
+type Delay struct {
+	Resource  string
+	Partition string
+	// Token whose end began it; 0: of the partition's adoption.
+	Token       fence.Token
+	DelayMillis int64
 }
 
 // VoterRecord is the last life and count of durable writes seen of a voter
@@ -88,6 +117,12 @@ type VoterRecord struct {
 // Counts are the sizes of the state.
 type Counts struct {
 	Sessions, Leases, Waiters, Resources, Closing int
+	// Delays are the running lock delays.
+	Delays int
+	// Semaphores with a slot in use or a queue.
+	Semaphores int
+	// ValueBytes are the bytes of all values, those of waiters included.
+	ValueBytes int64
 }
 
 // Initialised reports whether the region's data has a name and incarnation.

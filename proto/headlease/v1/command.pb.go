@@ -3215,6 +3215,51 @@ func (x *ConfigVoteResult) GetRegister() *ConfigRegister {
 	return nil
 }
 
+type SetValueResult struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The log index at which the value was set.
+	Revision      uint64 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetValueResult) Reset() {
+	*x = SetValueResult{}
+	mi := &file_headlease_v1_command_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetValueResult) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetValueResult) ProtoMessage() {}
+
+func (x *SetValueResult) ProtoReflect() protoreflect.Message {
+	mi := &file_headlease_v1_command_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetValueResult.ProtoReflect.Descriptor instead.
+func (*SetValueResult) Descriptor() ([]byte, []int) {
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *SetValueResult) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
 var File_headlease_v1_command_proto protoreflect.FileDescriptor
 
 const file_headlease_v1_command_proto_rawDesc = "" +
@@ -3437,7 +3482,9 @@ const file_headlease_v1_command_proto_rawDesc = "" +
 	"\aalready\x18\x01 \x01(\bR\aalready\"`\n" +
 	"\x10ConfigVoteResult\x12\x12\n" +
 	"\x04done\x18\x01 \x01(\bR\x04done\x128\n" +
-	"\bregister\x18\x02 \x01(\v2\x1c.headlease.v1.ConfigRegisterR\bregisterB?Z=github.com/headlease/headlease/proto/headlease/v1;headleasev1b\x06proto3"
+	"\bregister\x18\x02 \x01(\v2\x1c.headlease.v1.ConfigRegisterR\bregister\",\n" +
+	"\x0eSetValueResult\x12\x1a\n" +
+	"\brevision\x18\x01 \x01(\x04R\brevisionB?Z=github.com/headlease/headlease/proto/headlease/v1;headleasev1b\x06proto3"
 
 var (
 	file_headlease_v1_command_proto_rawDescOnce sync.Once
@@ -3451,7 +3498,7 @@ func file_headlease_v1_command_proto_rawDescGZIP() []byte {
 	return file_headlease_v1_command_proto_rawDescData
 }
 
-var file_headlease_v1_command_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
+var file_headlease_v1_command_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
 var file_headlease_v1_command_proto_goTypes = []any{
 	(*Entry)(nil),                // 0: headlease.v1.Entry
 	(*Command)(nil),              // 1: headlease.v1.Command
@@ -3499,15 +3546,16 @@ var file_headlease_v1_command_proto_goTypes = []any{
 	(*InitRegionResult)(nil),     // 43: headlease.v1.InitRegionResult
 	(*ConfigureResult)(nil),      // 44: headlease.v1.ConfigureResult
 	(*ConfigVoteResult)(nil),     // 45: headlease.v1.ConfigVoteResult
-	nil,                          // 46: headlease.v1.OpenSessionCommand.LabelsEntry
-	(*ClusterConfiguration)(nil), // 47: headlease.v1.ClusterConfiguration
-	(*ConfigBallot)(nil),         // 48: headlease.v1.ConfigBallot
-	(*Ballot)(nil),               // 49: headlease.v1.Ballot
-	(*Value)(nil),                // 50: headlease.v1.Value
-	(*Voter)(nil),                // 51: headlease.v1.Voter
-	(*ErrorDetail)(nil),          // 52: headlease.v1.ErrorDetail
-	(*Register)(nil),             // 53: headlease.v1.Register
-	(*ConfigRegister)(nil),       // 54: headlease.v1.ConfigRegister
+	(*SetValueResult)(nil),       // 46: headlease.v1.SetValueResult
+	nil,                          // 47: headlease.v1.OpenSessionCommand.LabelsEntry
+	(*ClusterConfiguration)(nil), // 48: headlease.v1.ClusterConfiguration
+	(*ConfigBallot)(nil),         // 49: headlease.v1.ConfigBallot
+	(*Ballot)(nil),               // 50: headlease.v1.Ballot
+	(*Value)(nil),                // 51: headlease.v1.Value
+	(*Voter)(nil),                // 52: headlease.v1.Voter
+	(*ErrorDetail)(nil),          // 53: headlease.v1.ErrorDetail
+	(*Register)(nil),             // 54: headlease.v1.Register
+	(*ConfigRegister)(nil),       // 55: headlease.v1.ConfigRegister
 }
 var file_headlease_v1_command_proto_depIdxs = []int32{
 	1,  // 0: headlease.v1.Entry.commands:type_name -> headlease.v1.Command
@@ -3539,24 +3587,24 @@ var file_headlease_v1_command_proto_depIdxs = []int32{
 	33, // 26: headlease.v1.Command.state_hash:type_name -> headlease.v1.StateHashCommand
 	6,  // 27: headlease.v1.Command.config_promise:type_name -> headlease.v1.ConfigPromiseCommand
 	7,  // 28: headlease.v1.Command.config_accept:type_name -> headlease.v1.ConfigAcceptCommand
-	47, // 29: headlease.v1.ConfigureCommand.configuration:type_name -> headlease.v1.ClusterConfiguration
-	48, // 30: headlease.v1.ConfigPromiseCommand.ballot:type_name -> headlease.v1.ConfigBallot
-	48, // 31: headlease.v1.ConfigAcceptCommand.ballot:type_name -> headlease.v1.ConfigBallot
-	47, // 32: headlease.v1.ConfigAcceptCommand.proposed:type_name -> headlease.v1.ClusterConfiguration
-	49, // 33: headlease.v1.RegisterGuard.promised:type_name -> headlease.v1.Ballot
-	49, // 34: headlease.v1.RegisterGuard.accepted:type_name -> headlease.v1.Ballot
+	48, // 29: headlease.v1.ConfigureCommand.configuration:type_name -> headlease.v1.ClusterConfiguration
+	49, // 30: headlease.v1.ConfigPromiseCommand.ballot:type_name -> headlease.v1.ConfigBallot
+	49, // 31: headlease.v1.ConfigAcceptCommand.ballot:type_name -> headlease.v1.ConfigBallot
+	48, // 32: headlease.v1.ConfigAcceptCommand.proposed:type_name -> headlease.v1.ClusterConfiguration
+	50, // 33: headlease.v1.RegisterGuard.promised:type_name -> headlease.v1.Ballot
+	50, // 34: headlease.v1.RegisterGuard.accepted:type_name -> headlease.v1.Ballot
 	9,  // 35: headlease.v1.PromiseItem.guard:type_name -> headlease.v1.RegisterGuard
-	49, // 36: headlease.v1.PromiseItem.ballot:type_name -> headlease.v1.Ballot
+	50, // 36: headlease.v1.PromiseItem.ballot:type_name -> headlease.v1.Ballot
 	10, // 37: headlease.v1.PromiseCommand.items:type_name -> headlease.v1.PromiseItem
 	9,  // 38: headlease.v1.AcceptedItem.guard:type_name -> headlease.v1.RegisterGuard
-	49, // 39: headlease.v1.AcceptedItem.ballot:type_name -> headlease.v1.Ballot
-	50, // 40: headlease.v1.AcceptedItem.value:type_name -> headlease.v1.Value
+	50, // 39: headlease.v1.AcceptedItem.ballot:type_name -> headlease.v1.Ballot
+	51, // 40: headlease.v1.AcceptedItem.value:type_name -> headlease.v1.Value
 	12, // 41: headlease.v1.AcceptedCommand.items:type_name -> headlease.v1.AcceptedItem
-	49, // 42: headlease.v1.AdoptCommand.ballot:type_name -> headlease.v1.Ballot
-	51, // 43: headlease.v1.VoterRecord.voter:type_name -> headlease.v1.Voter
+	50, // 42: headlease.v1.AdoptCommand.ballot:type_name -> headlease.v1.Ballot
+	52, // 43: headlease.v1.VoterRecord.voter:type_name -> headlease.v1.Voter
 	16, // 44: headlease.v1.RecordVotersCommand.voters:type_name -> headlease.v1.VoterRecord
-	46, // 45: headlease.v1.OpenSessionCommand.labels:type_name -> headlease.v1.OpenSessionCommand.LabelsEntry
-	52, // 46: headlease.v1.CommandResult.error:type_name -> headlease.v1.ErrorDetail
+	47, // 45: headlease.v1.OpenSessionCommand.labels:type_name -> headlease.v1.OpenSessionCommand.LabelsEntry
+	53, // 46: headlease.v1.CommandResult.error:type_name -> headlease.v1.ErrorDetail
 	35, // 47: headlease.v1.CommandResult.reserved:type_name -> headlease.v1.ReservedBallot
 	37, // 48: headlease.v1.CommandResult.items:type_name -> headlease.v1.ItemResults
 	38, // 49: headlease.v1.CommandResult.acquire:type_name -> headlease.v1.AcquireResult
@@ -3564,13 +3612,13 @@ var file_headlease_v1_command_proto_depIdxs = []int32{
 	43, // 51: headlease.v1.CommandResult.init:type_name -> headlease.v1.InitRegionResult
 	44, // 52: headlease.v1.CommandResult.configure:type_name -> headlease.v1.ConfigureResult
 	45, // 53: headlease.v1.CommandResult.config_vote:type_name -> headlease.v1.ConfigVoteResult
-	49, // 54: headlease.v1.ReservedBallot.ballot:type_name -> headlease.v1.Ballot
-	53, // 55: headlease.v1.ItemResult.register:type_name -> headlease.v1.Register
+	50, // 54: headlease.v1.ReservedBallot.ballot:type_name -> headlease.v1.Ballot
+	54, // 55: headlease.v1.ItemResult.register:type_name -> headlease.v1.Register
 	36, // 56: headlease.v1.ItemResults.items:type_name -> headlease.v1.ItemResult
 	39, // 57: headlease.v1.AcquireResult.granted:type_name -> headlease.v1.GrantedLease
 	40, // 58: headlease.v1.AcquireResult.queued:type_name -> headlease.v1.QueuedRequest
 	41, // 59: headlease.v1.AcquireResult.busy:type_name -> headlease.v1.BusyLease
-	54, // 60: headlease.v1.ConfigVoteResult.register:type_name -> headlease.v1.ConfigRegister
+	55, // 60: headlease.v1.ConfigVoteResult.register:type_name -> headlease.v1.ConfigRegister
 	61, // [61:61] is the sub-list for method output_type
 	61, // [61:61] is the sub-list for method input_type
 	61, // [61:61] is the sub-list for extension type_name
@@ -3635,7 +3683,7 @@ func file_headlease_v1_command_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_headlease_v1_command_proto_rawDesc), len(file_headlease_v1_command_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   47,
+			NumMessages:   48,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

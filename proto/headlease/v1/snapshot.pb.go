@@ -31,6 +31,7 @@ type SnapshotChunk struct {
 	//	*SnapshotChunk_Sessions
 	//	*SnapshotChunk_Resources
 	//	*SnapshotChunk_Footer
+	//	*SnapshotChunk_Semaphores
 	Kind          isSnapshotChunk_Kind `protobuf_oneof:"kind"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -109,6 +110,15 @@ func (x *SnapshotChunk) GetFooter() *SnapshotFooter {
 	return nil
 }
 
+func (x *SnapshotChunk) GetSemaphores() *SnapshotSemaphores {
+	if x != nil {
+		if x, ok := x.Kind.(*SnapshotChunk_Semaphores); ok {
+			return x.Semaphores
+		}
+	}
+	return nil
+}
+
 type isSnapshotChunk_Kind interface {
 	isSnapshotChunk_Kind()
 }
@@ -129,6 +139,10 @@ type SnapshotChunk_Footer struct {
 	Footer *SnapshotFooter `protobuf:"bytes,4,opt,name=footer,proto3,oneof"`
 }
 
+type SnapshotChunk_Semaphores struct {
+	Semaphores *SnapshotSemaphores `protobuf:"bytes,5,opt,name=semaphores,proto3,oneof"`
+}
+
 func (*SnapshotChunk_Header) isSnapshotChunk_Kind() {}
 
 func (*SnapshotChunk_Sessions) isSnapshotChunk_Kind() {}
@@ -137,6 +151,10 @@ func (*SnapshotChunk_Resources) isSnapshotChunk_Kind() {}
 
 func (*SnapshotChunk_Footer) isSnapshotChunk_Kind() {}
 
+func (*SnapshotChunk_Semaphores) isSnapshotChunk_Kind() {}
+
+// SnapshotHeader begins a snapshot. Format 1 is that of feature level 1 and has
+// only the fields that are not marked "format 2" below.
 type SnapshotHeader struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Format        uint32                 `protobuf:"varint,1,opt,name=format,proto3" json:"format,omitempty"`
@@ -264,7 +282,12 @@ type SnapshotPartition struct {
 	Seq   uint32         `protobuf:"varint,4,opt,name=seq,proto3" json:"seq,omitempty"`
 	Phase PartitionPhase `protobuf:"varint,5,opt,name=phase,proto3,enum=headlease.v1.PartitionPhase" json:"phase,omitempty"`
 	// The highest epoch dropped here: it must never be adopted again.
-	Dropped       uint32 `protobuf:"varint,6,opt,name=dropped,proto3" json:"dropped,omitempty"`
+	Dropped uint32 `protobuf:"varint,6,opt,name=dropped,proto3" json:"dropped,omitempty"`
+	// Format 2. Must be durable: otherwise a lock delay of the owner before would
+	// be forgotten with a restart.
+	Unsettled bool `protobuf:"varint,7,opt,name=unsettled,proto3" json:"unsettled,omitempty"`
+	// Format 2. Of a draining partition.
+	Successor     string `protobuf:"bytes,8,opt,name=successor,proto3" json:"successor,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -341,6 +364,20 @@ func (x *SnapshotPartition) GetDropped() uint32 {
 	return 0
 }
 
+func (x *SnapshotPartition) GetUnsettled() bool {
+	if x != nil {
+		return x.Unsettled
+	}
+	return false
+}
+
+func (x *SnapshotPartition) GetSuccessor() string {
+	if x != nil {
+		return x.Successor
+	}
+	return ""
+}
+
 type SnapshotSessions struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Sessions      []*SnapshotSession     `protobuf:"bytes,1,rep,name=sessions,proto3" json:"sessions,omitempty"`
@@ -398,7 +435,9 @@ type SnapshotSession struct {
 	// Closed for new requests; its leases are being emptied piece by piece.
 	Closing bool `protobuf:"varint,8,opt,name=closing,proto3" json:"closing,omitempty"`
 	// Ascending, neither touching nor overlapping.
-	Seen          []*RequestRange `protobuf:"bytes,9,rep,name=seen,proto3" json:"seen,omitempty"`
+	Seen []*RequestRange `protobuf:"bytes,9,rep,name=seen,proto3" json:"seen,omitempty"`
+	// Format 2. Closed by its client: its leases end without a lock delay.
+	Orderly       bool `protobuf:"varint,10,opt,name=orderly,proto3" json:"orderly,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -496,13 +535,22 @@ func (x *SnapshotSession) GetSeen() []*RequestRange {
 	return nil
 }
 
+func (x *SnapshotSession) GetOrderly() bool {
+	if x != nil {
+		return x.Orderly
+	}
+	return false
+}
+
 // SnapshotRequest is an open request: one that waits, or whose grant is held.
 type SnapshotRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	RequestId uint64                 `protobuf:"varint,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	Resource  string                 `protobuf:"bytes,2,opt,name=resource,proto3" json:"resource,omitempty"`
 	// Zero while waiting.
-	Token         uint64 `protobuf:"varint,3,opt,name=token,proto3" json:"token,omitempty"`
+	Token uint64 `protobuf:"varint,3,opt,name=token,proto3" json:"token,omitempty"`
+	// Format 2. The slots that the request named.
+	Slots         uint32 `protobuf:"varint,4,opt,name=slots,proto3" json:"slots,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -554,6 +602,13 @@ func (x *SnapshotRequest) GetResource() string {
 func (x *SnapshotRequest) GetToken() uint64 {
 	if x != nil {
 		return x.Token
+	}
+	return 0
+}
+
+func (x *SnapshotRequest) GetSlots() uint32 {
+	if x != nil {
+		return x.Slots
 	}
 	return 0
 }
@@ -658,16 +713,28 @@ func (x *SnapshotResources) GetResources() []*SnapshotResource {
 }
 
 type SnapshotResource struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Partition     string                 `protobuf:"bytes,2,opt,name=partition,proto3" json:"partition,omitempty"`
-	SessionId     string                 `protobuf:"bytes,3,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
-	Token         uint64                 `protobuf:"varint,4,opt,name=token,proto3" json:"token,omitempty"`
-	RequestId     uint64                 `protobuf:"varint,5,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	Offered       bool                   `protobuf:"varint,6,opt,name=offered,proto3" json:"offered,omitempty"`
-	Revoked       bool                   `protobuf:"varint,7,opt,name=revoked,proto3" json:"revoked,omitempty"`
-	RevokeReason  string                 `protobuf:"bytes,8,opt,name=revoke_reason,json=revokeReason,proto3" json:"revoke_reason,omitempty"`
-	Waiters       []*SnapshotWaiter      `protobuf:"bytes,9,rep,name=waiters,proto3" json:"waiters,omitempty"`
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Name         string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Partition    string                 `protobuf:"bytes,2,opt,name=partition,proto3" json:"partition,omitempty"`
+	SessionId    string                 `protobuf:"bytes,3,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	Token        uint64                 `protobuf:"varint,4,opt,name=token,proto3" json:"token,omitempty"`
+	RequestId    uint64                 `protobuf:"varint,5,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	Offered      bool                   `protobuf:"varint,6,opt,name=offered,proto3" json:"offered,omitempty"`
+	Revoked      bool                   `protobuf:"varint,7,opt,name=revoked,proto3" json:"revoked,omitempty"`
+	RevokeReason string                 `protobuf:"bytes,8,opt,name=revoke_reason,json=revokeReason,proto3" json:"revoke_reason,omitempty"`
+	Waiters      []*SnapshotWaiter      `protobuf:"bytes,9,rep,name=waiters,proto3" json:"waiters,omitempty"`
+	// Format 2, all below.
+	Value       []byte `protobuf:"bytes,10,opt,name=value,proto3" json:"value,omitempty"`
+	LockDelayMs uint32 `protobuf:"varint,11,opt,name=lock_delay_ms,json=lockDelayMs,proto3" json:"lock_delay_ms,omitempty"`
+	Revision    uint64 `protobuf:"varint,12,opt,name=revision,proto3" json:"revision,omitempty"`
+	// The lock delay that runs. Must be durable: a restart would otherwise grant
+	// the resource in its midst.
+	DelayMs    uint32 `protobuf:"varint,13,opt,name=delay_ms,json=delayMs,proto3" json:"delay_ms,omitempty"`
+	DelayToken uint64 `protobuf:"varint,14,opt,name=delay_token,json=delayToken,proto3" json:"delay_token,omitempty"`
+	Epoch      uint32 `protobuf:"varint,15,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// Only the name and more waiters of the resource before it, whose queue is
+	// too large for one chunk.
+	Continued     bool `protobuf:"varint,16,opt,name=continued,proto3" json:"continued,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -765,10 +832,64 @@ func (x *SnapshotResource) GetWaiters() []*SnapshotWaiter {
 	return nil
 }
 
+func (x *SnapshotResource) GetValue() []byte {
+	if x != nil {
+		return x.Value
+	}
+	return nil
+}
+
+func (x *SnapshotResource) GetLockDelayMs() uint32 {
+	if x != nil {
+		return x.LockDelayMs
+	}
+	return 0
+}
+
+func (x *SnapshotResource) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *SnapshotResource) GetDelayMs() uint32 {
+	if x != nil {
+		return x.DelayMs
+	}
+	return 0
+}
+
+func (x *SnapshotResource) GetDelayToken() uint64 {
+	if x != nil {
+		return x.DelayToken
+	}
+	return 0
+}
+
+func (x *SnapshotResource) GetEpoch() uint32 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *SnapshotResource) GetContinued() bool {
+	if x != nil {
+		return x.Continued
+	}
+	return false
+}
+
 type SnapshotWaiter struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	SessionId     string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
-	RequestId     uint64                 `protobuf:"varint,2,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SessionId string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	RequestId uint64                 `protobuf:"varint,2,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// Format 2, all below.
+	Value         []byte `protobuf:"bytes,3,opt,name=value,proto3" json:"value,omitempty"`
+	LockDelayMs   uint32 `protobuf:"varint,4,opt,name=lock_delay_ms,json=lockDelayMs,proto3" json:"lock_delay_ms,omitempty"`
+	WaitMs        int64  `protobuf:"varint,5,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`
+	Slots         uint32 `protobuf:"varint,6,opt,name=slots,proto3" json:"slots,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -817,18 +938,172 @@ func (x *SnapshotWaiter) GetRequestId() uint64 {
 	return 0
 }
 
-type SnapshotFooter struct {
+func (x *SnapshotWaiter) GetValue() []byte {
+	if x != nil {
+		return x.Value
+	}
+	return nil
+}
+
+func (x *SnapshotWaiter) GetLockDelayMs() uint32 {
+	if x != nil {
+		return x.LockDelayMs
+	}
+	return 0
+}
+
+func (x *SnapshotWaiter) GetWaitMs() int64 {
+	if x != nil {
+		return x.WaitMs
+	}
+	return 0
+}
+
+func (x *SnapshotWaiter) GetSlots() uint32 {
+	if x != nil {
+		return x.Slots
+	}
+	return 0
+}
+
+// Format 2, by name, after the resources.
+type SnapshotSemaphores struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Sessions      uint64                 `protobuf:"varint,1,opt,name=sessions,proto3" json:"sessions,omitempty"`
-	Resources     uint64                 `protobuf:"varint,2,opt,name=resources,proto3" json:"resources,omitempty"`
-	StateHash     uint64                 `protobuf:"fixed64,3,opt,name=state_hash,json=stateHash,proto3" json:"state_hash,omitempty"`
+	Semaphores    []*SnapshotSemaphore   `protobuf:"bytes,1,rep,name=semaphores,proto3" json:"semaphores,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SnapshotSemaphores) Reset() {
+	*x = SnapshotSemaphores{}
+	mi := &file_headlease_v1_snapshot_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SnapshotSemaphores) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SnapshotSemaphores) ProtoMessage() {}
+
+func (x *SnapshotSemaphores) ProtoReflect() protoreflect.Message {
+	mi := &file_headlease_v1_snapshot_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SnapshotSemaphores.ProtoReflect.Descriptor instead.
+func (*SnapshotSemaphores) Descriptor() ([]byte, []int) {
+	return file_headlease_v1_snapshot_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *SnapshotSemaphores) GetSemaphores() []*SnapshotSemaphore {
+	if x != nil {
+		return x.Semaphores
+	}
+	return nil
+}
+
+// SnapshotSemaphore is a queue for any slot of a semaphore.
+type SnapshotSemaphore struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Name      string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Partition string                 `protobuf:"bytes,2,opt,name=partition,proto3" json:"partition,omitempty"`
+	Epoch     uint32                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Waiters   []*SnapshotWaiter      `protobuf:"bytes,4,rep,name=waiters,proto3" json:"waiters,omitempty"`
+	// Only the name and more waiters of the semaphore before it.
+	Continued     bool `protobuf:"varint,5,opt,name=continued,proto3" json:"continued,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SnapshotSemaphore) Reset() {
+	*x = SnapshotSemaphore{}
+	mi := &file_headlease_v1_snapshot_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SnapshotSemaphore) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SnapshotSemaphore) ProtoMessage() {}
+
+func (x *SnapshotSemaphore) ProtoReflect() protoreflect.Message {
+	mi := &file_headlease_v1_snapshot_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SnapshotSemaphore.ProtoReflect.Descriptor instead.
+func (*SnapshotSemaphore) Descriptor() ([]byte, []int) {
+	return file_headlease_v1_snapshot_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *SnapshotSemaphore) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SnapshotSemaphore) GetPartition() string {
+	if x != nil {
+		return x.Partition
+	}
+	return ""
+}
+
+func (x *SnapshotSemaphore) GetEpoch() uint32 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *SnapshotSemaphore) GetWaiters() []*SnapshotWaiter {
+	if x != nil {
+		return x.Waiters
+	}
+	return nil
+}
+
+func (x *SnapshotSemaphore) GetContinued() bool {
+	if x != nil {
+		return x.Continued
+	}
+	return false
+}
+
+type SnapshotFooter struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Sessions  uint64                 `protobuf:"varint,1,opt,name=sessions,proto3" json:"sessions,omitempty"`
+	Resources uint64                 `protobuf:"varint,2,opt,name=resources,proto3" json:"resources,omitempty"`
+	// Format 1: over the whole content. Format 2: the sum of the entries' hashes.
+	StateHash uint64 `protobuf:"fixed64,3,opt,name=state_hash,json=stateHash,proto3" json:"state_hash,omitempty"`
+	// Format 2. Semaphores with a queue.
+	Semaphores    uint64 `protobuf:"varint,4,opt,name=semaphores,proto3" json:"semaphores,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SnapshotFooter) Reset() {
 	*x = SnapshotFooter{}
-	mi := &file_headlease_v1_snapshot_proto_msgTypes[10]
+	mi := &file_headlease_v1_snapshot_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -840,7 +1115,7 @@ func (x *SnapshotFooter) String() string {
 func (*SnapshotFooter) ProtoMessage() {}
 
 func (x *SnapshotFooter) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_snapshot_proto_msgTypes[10]
+	mi := &file_headlease_v1_snapshot_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -853,7 +1128,7 @@ func (x *SnapshotFooter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotFooter.ProtoReflect.Descriptor instead.
 func (*SnapshotFooter) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_snapshot_proto_rawDescGZIP(), []int{10}
+	return file_headlease_v1_snapshot_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *SnapshotFooter) GetSessions() uint64 {
@@ -877,16 +1152,26 @@ func (x *SnapshotFooter) GetStateHash() uint64 {
 	return 0
 }
 
+func (x *SnapshotFooter) GetSemaphores() uint64 {
+	if x != nil {
+		return x.Semaphores
+	}
+	return 0
+}
+
 var File_headlease_v1_snapshot_proto protoreflect.FileDescriptor
 
 const file_headlease_v1_snapshot_proto_rawDesc = "" +
 	"\n" +
-	"\x1bheadlease/v1/snapshot.proto\x12\fheadlease.v1\x1a\x1aheadlease/v1/command.proto\x1a\x18headlease/v1/types.proto\"\x86\x02\n" +
+	"\x1bheadlease/v1/snapshot.proto\x12\fheadlease.v1\x1a\x1aheadlease/v1/command.proto\x1a\x18headlease/v1/types.proto\"\xca\x02\n" +
 	"\rSnapshotChunk\x126\n" +
 	"\x06header\x18\x01 \x01(\v2\x1c.headlease.v1.SnapshotHeaderH\x00R\x06header\x12<\n" +
 	"\bsessions\x18\x02 \x01(\v2\x1e.headlease.v1.SnapshotSessionsH\x00R\bsessions\x12?\n" +
 	"\tresources\x18\x03 \x01(\v2\x1f.headlease.v1.SnapshotResourcesH\x00R\tresources\x126\n" +
-	"\x06footer\x18\x04 \x01(\v2\x1c.headlease.v1.SnapshotFooterH\x00R\x06footerB\x06\n" +
+	"\x06footer\x18\x04 \x01(\v2\x1c.headlease.v1.SnapshotFooterH\x00R\x06footer\x12B\n" +
+	"\n" +
+	"semaphores\x18\x05 \x01(\v2 .headlease.v1.SnapshotSemaphoresH\x00R\n" +
+	"semaphoresB\x06\n" +
 	"\x04kind\"\xd0\x03\n" +
 	"\x0eSnapshotHeader\x12\x16\n" +
 	"\x06format\x18\x01 \x01(\rR\x06format\x12\x16\n" +
@@ -901,16 +1186,18 @@ const file_headlease_v1_snapshot_proto_rawDesc = "" +
 	"\rapplied_index\x18\b \x01(\x04R\fappliedIndex\x12\x1f\n" +
 	"\vpulse_index\x18\t \x01(\x04R\n" +
 	"pulseIndex\x12E\n" +
-	"\x0fconfig_register\x18\x1e \x01(\v2\x1c.headlease.v1.ConfigRegisterR\x0econfigRegister\"\xd1\x01\n" +
+	"\x0fconfig_register\x18\x1e \x01(\v2\x1c.headlease.v1.ConfigRegisterR\x0econfigRegister\"\x8d\x02\n" +
 	"\x11SnapshotPartition\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x122\n" +
 	"\bregister\x18\x02 \x01(\v2\x16.headlease.v1.RegisterR\bregister\x12\x14\n" +
 	"\x05epoch\x18\x03 \x01(\rR\x05epoch\x12\x10\n" +
 	"\x03seq\x18\x04 \x01(\rR\x03seq\x122\n" +
 	"\x05phase\x18\x05 \x01(\x0e2\x1c.headlease.v1.PartitionPhaseR\x05phase\x12\x18\n" +
-	"\adropped\x18\x06 \x01(\rR\adropped\"M\n" +
+	"\adropped\x18\x06 \x01(\rR\adropped\x12\x1c\n" +
+	"\tunsettled\x18\a \x01(\bR\tunsettled\x12\x1c\n" +
+	"\tsuccessor\x18\b \x01(\tR\tsuccessor\"M\n" +
 	"\x10SnapshotSessions\x129\n" +
-	"\bsessions\x18\x01 \x03(\v2\x1d.headlease.v1.SnapshotSessionR\bsessions\"\xa8\x03\n" +
+	"\bsessions\x18\x01 \x03(\v2\x1d.headlease.v1.SnapshotSessionR\bsessions\"\xc2\x03\n" +
 	"\x0fSnapshotSession\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1f\n" +
 	"\vsecret_hash\x18\x02 \x01(\fR\n" +
@@ -921,20 +1208,23 @@ const file_headlease_v1_snapshot_proto_rawDesc = "" +
 	"\x13lowest_open_request\x18\x06 \x01(\x04R\x11lowestOpenRequest\x129\n" +
 	"\brequests\x18\a \x03(\v2\x1d.headlease.v1.SnapshotRequestR\brequests\x12\x18\n" +
 	"\aclosing\x18\b \x01(\bR\aclosing\x12.\n" +
-	"\x04seen\x18\t \x03(\v2\x1a.headlease.v1.RequestRangeR\x04seen\x1a9\n" +
+	"\x04seen\x18\t \x03(\v2\x1a.headlease.v1.RequestRangeR\x04seen\x12\x18\n" +
+	"\aorderly\x18\n" +
+	" \x01(\bR\aorderly\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"b\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"x\n" +
 	"\x0fSnapshotRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\x04R\trequestId\x12\x1a\n" +
 	"\bresource\x18\x02 \x01(\tR\bresource\x12\x14\n" +
-	"\x05token\x18\x03 \x01(\x04R\x05token\"8\n" +
+	"\x05token\x18\x03 \x01(\x04R\x05token\x12\x14\n" +
+	"\x05slots\x18\x04 \x01(\rR\x05slots\"8\n" +
 	"\fRequestRange\x12\x14\n" +
 	"\x05first\x18\x01 \x01(\x04R\x05first\x12\x12\n" +
 	"\x04last\x18\x02 \x01(\x04R\x04last\"Q\n" +
 	"\x11SnapshotResources\x12<\n" +
-	"\tresources\x18\x01 \x03(\v2\x1e.headlease.v1.SnapshotResourceR\tresources\"\xa9\x02\n" +
+	"\tresources\x18\x01 \x03(\v2\x1e.headlease.v1.SnapshotResourceR\tresources\"\xef\x03\n" +
 	"\x10SnapshotResource\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1c\n" +
 	"\tpartition\x18\x02 \x01(\tR\tpartition\x12\x1d\n" +
@@ -946,17 +1236,43 @@ const file_headlease_v1_snapshot_proto_rawDesc = "" +
 	"\aoffered\x18\x06 \x01(\bR\aoffered\x12\x18\n" +
 	"\arevoked\x18\a \x01(\bR\arevoked\x12#\n" +
 	"\rrevoke_reason\x18\b \x01(\tR\frevokeReason\x126\n" +
-	"\awaiters\x18\t \x03(\v2\x1c.headlease.v1.SnapshotWaiterR\awaiters\"N\n" +
+	"\awaiters\x18\t \x03(\v2\x1c.headlease.v1.SnapshotWaiterR\awaiters\x12\x14\n" +
+	"\x05value\x18\n" +
+	" \x01(\fR\x05value\x12\"\n" +
+	"\rlock_delay_ms\x18\v \x01(\rR\vlockDelayMs\x12\x1a\n" +
+	"\brevision\x18\f \x01(\x04R\brevision\x12\x19\n" +
+	"\bdelay_ms\x18\r \x01(\rR\adelayMs\x12\x1f\n" +
+	"\vdelay_token\x18\x0e \x01(\x04R\n" +
+	"delayToken\x12\x14\n" +
+	"\x05epoch\x18\x0f \x01(\rR\x05epoch\x12\x1c\n" +
+	"\tcontinued\x18\x10 \x01(\bR\tcontinued\"\xb7\x01\n" +
 	"\x0eSnapshotWaiter\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x02 \x01(\x04R\trequestId\"i\n" +
+	"request_id\x18\x02 \x01(\x04R\trequestId\x12\x14\n" +
+	"\x05value\x18\x03 \x01(\fR\x05value\x12\"\n" +
+	"\rlock_delay_ms\x18\x04 \x01(\rR\vlockDelayMs\x12\x17\n" +
+	"\await_ms\x18\x05 \x01(\x03R\x06waitMs\x12\x14\n" +
+	"\x05slots\x18\x06 \x01(\rR\x05slots\"U\n" +
+	"\x12SnapshotSemaphores\x12?\n" +
+	"\n" +
+	"semaphores\x18\x01 \x03(\v2\x1f.headlease.v1.SnapshotSemaphoreR\n" +
+	"semaphores\"\xb1\x01\n" +
+	"\x11SnapshotSemaphore\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1c\n" +
+	"\tpartition\x18\x02 \x01(\tR\tpartition\x12\x14\n" +
+	"\x05epoch\x18\x03 \x01(\rR\x05epoch\x126\n" +
+	"\awaiters\x18\x04 \x03(\v2\x1c.headlease.v1.SnapshotWaiterR\awaiters\x12\x1c\n" +
+	"\tcontinued\x18\x05 \x01(\bR\tcontinued\"\x89\x01\n" +
 	"\x0eSnapshotFooter\x12\x1a\n" +
 	"\bsessions\x18\x01 \x01(\x04R\bsessions\x12\x1c\n" +
 	"\tresources\x18\x02 \x01(\x04R\tresources\x12\x1d\n" +
 	"\n" +
-	"state_hash\x18\x03 \x01(\x06R\tstateHashB?Z=github.com/headlease/headlease/proto/headlease/v1;headleasev1b\x06proto3"
+	"state_hash\x18\x03 \x01(\x06R\tstateHash\x12\x1e\n" +
+	"\n" +
+	"semaphores\x18\x04 \x01(\x04R\n" +
+	"semaphoresB?Z=github.com/headlease/headlease/proto/headlease/v1;headleasev1b\x06proto3"
 
 var (
 	file_headlease_v1_snapshot_proto_rawDescOnce sync.Once
@@ -970,7 +1286,7 @@ func file_headlease_v1_snapshot_proto_rawDescGZIP() []byte {
 	return file_headlease_v1_snapshot_proto_rawDescData
 }
 
-var file_headlease_v1_snapshot_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_headlease_v1_snapshot_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
 var file_headlease_v1_snapshot_proto_goTypes = []any{
 	(*SnapshotChunk)(nil),        // 0: headlease.v1.SnapshotChunk
 	(*SnapshotHeader)(nil),       // 1: headlease.v1.SnapshotHeader
@@ -982,36 +1298,41 @@ var file_headlease_v1_snapshot_proto_goTypes = []any{
 	(*SnapshotResources)(nil),    // 7: headlease.v1.SnapshotResources
 	(*SnapshotResource)(nil),     // 8: headlease.v1.SnapshotResource
 	(*SnapshotWaiter)(nil),       // 9: headlease.v1.SnapshotWaiter
-	(*SnapshotFooter)(nil),       // 10: headlease.v1.SnapshotFooter
-	nil,                          // 11: headlease.v1.SnapshotSession.LabelsEntry
-	(*ClusterConfiguration)(nil), // 12: headlease.v1.ClusterConfiguration
-	(*VoterRecord)(nil),          // 13: headlease.v1.VoterRecord
-	(*ConfigRegister)(nil),       // 14: headlease.v1.ConfigRegister
-	(*Register)(nil),             // 15: headlease.v1.Register
-	(PartitionPhase)(0),          // 16: headlease.v1.PartitionPhase
+	(*SnapshotSemaphores)(nil),   // 10: headlease.v1.SnapshotSemaphores
+	(*SnapshotSemaphore)(nil),    // 11: headlease.v1.SnapshotSemaphore
+	(*SnapshotFooter)(nil),       // 12: headlease.v1.SnapshotFooter
+	nil,                          // 13: headlease.v1.SnapshotSession.LabelsEntry
+	(*ClusterConfiguration)(nil), // 14: headlease.v1.ClusterConfiguration
+	(*VoterRecord)(nil),          // 15: headlease.v1.VoterRecord
+	(*ConfigRegister)(nil),       // 16: headlease.v1.ConfigRegister
+	(*Register)(nil),             // 17: headlease.v1.Register
+	(PartitionPhase)(0),          // 18: headlease.v1.PartitionPhase
 }
 var file_headlease_v1_snapshot_proto_depIdxs = []int32{
 	1,  // 0: headlease.v1.SnapshotChunk.header:type_name -> headlease.v1.SnapshotHeader
 	3,  // 1: headlease.v1.SnapshotChunk.sessions:type_name -> headlease.v1.SnapshotSessions
 	7,  // 2: headlease.v1.SnapshotChunk.resources:type_name -> headlease.v1.SnapshotResources
-	10, // 3: headlease.v1.SnapshotChunk.footer:type_name -> headlease.v1.SnapshotFooter
-	12, // 4: headlease.v1.SnapshotHeader.configuration:type_name -> headlease.v1.ClusterConfiguration
-	2,  // 5: headlease.v1.SnapshotHeader.partitions:type_name -> headlease.v1.SnapshotPartition
-	13, // 6: headlease.v1.SnapshotHeader.voters:type_name -> headlease.v1.VoterRecord
-	14, // 7: headlease.v1.SnapshotHeader.config_register:type_name -> headlease.v1.ConfigRegister
-	15, // 8: headlease.v1.SnapshotPartition.register:type_name -> headlease.v1.Register
-	16, // 9: headlease.v1.SnapshotPartition.phase:type_name -> headlease.v1.PartitionPhase
-	4,  // 10: headlease.v1.SnapshotSessions.sessions:type_name -> headlease.v1.SnapshotSession
-	11, // 11: headlease.v1.SnapshotSession.labels:type_name -> headlease.v1.SnapshotSession.LabelsEntry
-	5,  // 12: headlease.v1.SnapshotSession.requests:type_name -> headlease.v1.SnapshotRequest
-	6,  // 13: headlease.v1.SnapshotSession.seen:type_name -> headlease.v1.RequestRange
-	8,  // 14: headlease.v1.SnapshotResources.resources:type_name -> headlease.v1.SnapshotResource
-	9,  // 15: headlease.v1.SnapshotResource.waiters:type_name -> headlease.v1.SnapshotWaiter
-	16, // [16:16] is the sub-list for method output_type
-	16, // [16:16] is the sub-list for method input_type
-	16, // [16:16] is the sub-list for extension type_name
-	16, // [16:16] is the sub-list for extension extendee
-	0,  // [0:16] is the sub-list for field type_name
+	12, // 3: headlease.v1.SnapshotChunk.footer:type_name -> headlease.v1.SnapshotFooter
+	10, // 4: headlease.v1.SnapshotChunk.semaphores:type_name -> headlease.v1.SnapshotSemaphores
+	14, // 5: headlease.v1.SnapshotHeader.configuration:type_name -> headlease.v1.ClusterConfiguration
+	2,  // 6: headlease.v1.SnapshotHeader.partitions:type_name -> headlease.v1.SnapshotPartition
+	15, // 7: headlease.v1.SnapshotHeader.voters:type_name -> headlease.v1.VoterRecord
+	16, // 8: headlease.v1.SnapshotHeader.config_register:type_name -> headlease.v1.ConfigRegister
+	17, // 9: headlease.v1.SnapshotPartition.register:type_name -> headlease.v1.Register
+	18, // 10: headlease.v1.SnapshotPartition.phase:type_name -> headlease.v1.PartitionPhase
+	4,  // 11: headlease.v1.SnapshotSessions.sessions:type_name -> headlease.v1.SnapshotSession
+	13, // 12: headlease.v1.SnapshotSession.labels:type_name -> headlease.v1.SnapshotSession.LabelsEntry
+	5,  // 13: headlease.v1.SnapshotSession.requests:type_name -> headlease.v1.SnapshotRequest
+	6,  // 14: headlease.v1.SnapshotSession.seen:type_name -> headlease.v1.RequestRange
+	8,  // 15: headlease.v1.SnapshotResources.resources:type_name -> headlease.v1.SnapshotResource
+	9,  // 16: headlease.v1.SnapshotResource.waiters:type_name -> headlease.v1.SnapshotWaiter
+	11, // 17: headlease.v1.SnapshotSemaphores.semaphores:type_name -> headlease.v1.SnapshotSemaphore
+	9,  // 18: headlease.v1.SnapshotSemaphore.waiters:type_name -> headlease.v1.SnapshotWaiter
+	19, // [19:19] is the sub-list for method output_type
+	19, // [19:19] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_headlease_v1_snapshot_proto_init() }
@@ -1026,6 +1347,7 @@ func file_headlease_v1_snapshot_proto_init() {
 		(*SnapshotChunk_Sessions)(nil),
 		(*SnapshotChunk_Resources)(nil),
 		(*SnapshotChunk_Footer)(nil),
+		(*SnapshotChunk_Semaphores)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1033,7 +1355,7 @@ func file_headlease_v1_snapshot_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_headlease_v1_snapshot_proto_rawDesc), len(file_headlease_v1_snapshot_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   12,
+			NumMessages:   14,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
