@@ -48,7 +48,7 @@ type Config struct {
 	Insecure bool
 	// Transport carries the gossip; the detector shuts it down.
 	Transport memberlist.NodeAwareTransport
-	// Peers are all other configured processes.
+	// Peers are all other configured processes; see SetPeers.
 	Peers []Peer
 	// D is the head lease's length, see SetD.
 	D time.Duration
@@ -110,15 +110,8 @@ func (c Config) Validate() error {
 	if c.Clock == nil {
 		errs = append(errs, errors.New("clock: is missing"))
 	}
-	names := []string{c.Name}
-	for _, p := range c.Peers {
-		if p.Name == "" || p.Gossip == "" {
-			errs = append(errs, fmt.Errorf("peers: %q at %q needs a name and a gossip address", p.Name, p.Gossip))
-		}
-		if slices.Contains(names, p.Name) {
-			errs = append(errs, fmt.Errorf("peers: %q is there twice; names are unique in a cluster", p.Name))
-		}
-		names = append(names, p.Name)
+	if err := checkPeers(c.Name, c.Peers); err != nil {
+		errs = append(errs, err)
 	}
 	if err := (phi.Params{D: c.D, Interval: c.Interval}).Validate(); err != nil {
 		errs = append(errs, err)
@@ -130,4 +123,19 @@ func (c Config) Validate() error {
 		return fmt.Errorf("detector: %w", err)
 	}
 	return nil
+}
+
+func checkPeers(self string, peers []Peer) error {
+	var errs []error
+	names := []string{self}
+	for _, p := range peers {
+		if p.Name == "" || p.Gossip == "" {
+			errs = append(errs, fmt.Errorf("peers: %q at %q needs a name and a gossip address", p.Name, p.Gossip))
+		}
+		if slices.Contains(names, p.Name) {
+			errs = append(errs, fmt.Errorf("peers: %q is there twice; names are unique in a cluster", p.Name))
+		}
+		names = append(names, p.Name)
+	}
+	return errors.Join(errs...)
 }

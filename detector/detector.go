@@ -5,8 +5,8 @@
 // What it says is a Suspicion, never authority: it may delay or begin a
 // campaign and is one condition of a promise (V3), and leases decide.
 //
-// Heartbeats go to every configured peer, whatever the pool's membership says,
-// and only while the caller vouches that this process leads and its disk
+// Heartbeats go to every configured peer (SetPeers changes them while it runs),
+// whatever the pool's membership says, and only while the caller vouches that this process leads and its disk
 // moves. Configured peers that are missing are joined again for ever, which
 // memberlist does not do by itself [F42].
 //
@@ -51,12 +51,14 @@ type Beat func() (*pb.Heartbeat, bool)
 // Detector is safe for concurrent use.
 type Detector struct {
 	cfg Config
-	// peers by name; never changed.
-	peers map[string]Peer
 
 	// mu is a leaf: nothing that may block is called under it, and memberlist
 	// never is (its delegates run under memberlist's own lock).
-	mu      sync.Mutex
+	mu sync.Mutex
+	// length is D.
+	length time.Duration
+	lanes  map[string]*lane // by peer
+	// regions are those of the peers and the own one.
 	regions map[string]*phi.Detector
 	members map[string]bool
 	rtts    map[string]time.Duration
@@ -68,8 +70,17 @@ type Detector struct {
 	beats map[string]uint64
 
 	heard chan string
-	// lanes hold the newest heartbeat on its way to each peer.
-	lanes map[string]chan []byte
+	// wake is poked when there are lanes without a sender.
+	wake chan struct{}
+}
+
+// lane holds the newest heartbeat on its way to a peer.
+type lane struct {
+	peer Peer
+	next chan []byte
+	// gone is closed when the peer is configured no more, or at another address.
+	gone chan struct{}
+	sent bool // it has its sender; under the Detector's lock
 }
 
 // New makes a detector that has heard nobody yet. It judges from now on; Run
@@ -81,31 +92,18 @@ func New(cfg Config) (*Detector, error) {
 	cfg = cfg.withDefaults()
 	d := &Detector{
 		cfg:     cfg,
-		peers:   map[string]Peer{},
+		length:  cfg.D,
+		lanes:   map[string]*lane{},
 		regions: map[string]*phi.Detector{},
 		members: map[string]bool{},
 		rtts:    map[string]time.Duration{},
 		notable: map[string]instant.Instant{},
 		beats:   map[string]uint64{},
 		heard:   make(chan string, 256),
-		lanes:   map[string]chan []byte{},
+		wake:    make(chan struct{}, 1),
 	}
-	regions := []string{cfg.Region}
-	for _, p := range cfg.Peers {
-		d.peers[p.Name] = p
-		d.lanes[p.Name] = make(chan []byte, 1)
-		regions = append(regions, p.Region)
-	}
-	now := cfg.Clock.Now()
-	for _, r := range regions {
-		if r == "" || d.regions[r] != nil {
-			continue
-		}
-		judge, err := phi.New(phi.Params{D: cfg.D, Interval: cfg.Interval}, now)
-		if err != nil {
-			return nil, err
-		}
-		d.regions[r] = judge
+	if err := d.SetPeers(cfg.Peers); err != nil {
+		return nil, err
 	}
 	if cfg.Registerer != nil {
 		if err := cfg.Registerer.Register(collector{d}); err != nil {
@@ -122,10 +120,70 @@ func (d *Detector) SetBeat(beat Beat) {
 	d.beat = beat
 }
 
+// SetPeers replaces the configured peers. What is known of peers and regions
+// that stay is kept; a region that is new is judged from now on.
+func (d *Detector) SetPeers(peers []Peer) error {
+	if err := checkPeers(d.cfg.Name, peers); err != nil {
+		return fmt.Errorf("detector: %w", err)
+	}
+	now := d.cfg.Clock.Now()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	regions := map[string]*phi.Detector{}
+	for _, r := range append([]Peer{{Region: d.cfg.Region}}, peers...) {
+		if r.Region == "" || regions[r.Region] != nil {
+			continue
+		}
+		judge := d.regions[r.Region]
+		if judge == nil {
+			var err error
+			if judge, err = phi.New(phi.Params{D: d.length, Interval: d.cfg.Interval}, now); err != nil {
+				return err
+			}
+		}
+		regions[r.Region] = judge
+	}
+	d.regions = regions
+	lanes := map[string]*lane{}
+	for _, p := range peers {
+		l := d.lanes[p.Name]
+		if l == nil || l.peer != p {
+			l = &lane{peer: p, next: make(chan []byte, 1), gone: make(chan struct{})}
+		}
+		lanes[p.Name] = l
+	}
+	for name, l := range d.lanes {
+		if lanes[name] != l {
+			close(l.gone)
+		}
+		if lanes[name] == nil {
+			delete(d.rtts, name)
+			delete(d.notable, name)
+		}
+	}
+	d.lanes = lanes
+	select {
+	case d.wake <- struct{}{}:
+	default:
+	}
+	return nil
+}
+
+// peer returns a configured peer.
+func (d *Detector) peer(name string) (Peer, bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if l := d.lanes[name]; l != nil {
+		return l.peer, true
+	}
+	return Peer{}, false
+}
+
 // SetD changes D, the largest among the partitions.
 func (d *Detector) SetD(length time.Duration) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.length = length
 	for _, judge := range d.regions {
 		if err := judge.SetD(length); err != nil {
 			return err
@@ -212,9 +270,7 @@ func (d *Detector) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { d.joinLoop(ctx, list); return nil })
 	g.Go(func() error { d.beatLoop(ctx); return nil })
-	for _, p := range d.peers {
-		g.Go(func() error { d.sendLoop(ctx, list, p); return nil })
-	}
+	g.Go(func() error { return d.sendLoops(ctx, list) })
 	g.Go(func() error { d.heardLoop(ctx); return nil })
 	err = g.Wait()
 	// Leave first: after Shutdown it would panic, and without it the others
@@ -231,7 +287,9 @@ func (d *Detector) Run(ctx context.Context) error {
 // joinLoop joins missing configured peers: often until the first one answers,
 // then at the slow pace for ever [F42].
 func (d *Detector) joinLoop(ctx context.Context, list *memberlist.Memberlist) {
-	every, joined := d.cfg.FirstJoin, len(d.peers) == 0
+	d.mu.Lock()
+	every, joined := d.cfg.FirstJoin, len(d.lanes) == 0
+	d.mu.Unlock()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -255,9 +313,9 @@ func (d *Detector) joinLoop(ctx context.Context, list *memberlist.Memberlist) {
 func (d *Detector) joinMissing(ctx context.Context, list *memberlist.Memberlist) int {
 	var missing []Peer
 	d.mu.Lock()
-	for name, p := range d.peers {
+	for name, l := range d.lanes {
 		if !d.members[name] {
-			missing = append(missing, p)
+			missing = append(missing, l.peer)
 		}
 	}
 	d.mu.Unlock()
@@ -334,22 +392,47 @@ func (d *Detector) send(hb *pb.Heartbeat) {
 	}
 	// A leader hears itself: its region is judged here like any other.
 	d.take(hb)
-	for _, lane := range d.lanes {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, l := range d.lanes {
 		select {
-		case lane <- msg:
+		case l.next <- msg:
 		default: // the peer's sender is stuck; the next heartbeat says more
+		}
+	}
+}
+
+// sendLoops gives each lane its sender, until ctx ends and all senders have.
+func (d *Detector) sendLoops(ctx context.Context, list *memberlist.Memberlist) error {
+	var g errgroup.Group
+	for {
+		d.mu.Lock()
+		for _, l := range d.lanes {
+			if !l.sent {
+				l.sent = true
+				g.Go(func() error { d.sendLoop(ctx, list, l); return nil })
+			}
+		}
+		d.mu.Unlock()
+		select {
+		case <-ctx.Done():
+			return g.Wait()
+		case <-d.wake:
 		}
 	}
 }
 
 // sendLoop sends to one peer. Each has its own: the address may be a host name,
 // and a name server that hangs must not silence this region for all others.
-func (d *Detector) sendLoop(ctx context.Context, list *memberlist.Memberlist, p Peer) {
+func (d *Detector) sendLoop(ctx context.Context, list *memberlist.Memberlist, l *lane) {
+	p := l.peer
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case msg := <-d.lanes[p.Name]:
+		case <-l.gone:
+			return
+		case msg := <-l.next:
 			if err := list.SendToAddress(memberlist.Address{Addr: p.Gossip, Name: p.Name}, msg); err != nil {
 				d.cfg.Logger.Debug("heartbeat not sent", "peer", p.Name, "address", p.Gossip, "error", err)
 			}
@@ -369,7 +452,7 @@ func (d *Detector) receive(raw []byte) {
 		d.ignore("not a heartbeat")
 		return
 	}
-	if p, ok := d.peers[hb.GetServer()]; !ok || p.Region == "" || p.Region != hb.GetRegion() {
+	if p, ok := d.peer(hb.GetServer()); !ok || p.Region == "" || p.Region != hb.GetRegion() {
 		d.ignore("server is not configured in that region")
 		return
 	}
@@ -433,7 +516,7 @@ func (d *Detector) heardLoop(ctx context.Context) {
 }
 
 func (d *Detector) setMember(name string, alive bool) {
-	if _, configured := d.peers[name]; !configured && name != d.cfg.Name {
+	if _, configured := d.peer(name); !configured && name != d.cfg.Name {
 		d.cfg.Logger.Warn("a process that is not configured here is in the gossip pool", "peer", name, "alive", alive)
 	}
 	if name == d.cfg.Name {

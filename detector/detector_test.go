@@ -458,3 +458,74 @@ func TestLogFloodIsCut(t *testing.T) {
 		t.Errorf("log: %s", s[max(0, len(s)-300):])
 	}
 }
+
+// TestPeersChangeWhileItRuns: a peer that is added is joined and gets
+// heartbeats, one that moves is found at its new address, and one that is gone
+// is heard no more; what is known of the others stays.
+func TestPeersChangeWhileItRuns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPool(t)
+		all := p.peers
+		without := func(names ...string) []Peer {
+			return slices.DeleteFunc(slices.Clone(all), func(p Peer) bool { return slices.Contains(names, p.Name) })
+		}
+		eu := p.start("eu-1", func(c *Config) { c.Peers = without("eu-1", "us-1") })
+		w := p.start("w1", func(c *Config) { c.Peers = without("w1", "us-1") })
+		eu.lead(1)
+		wait(20 * time.Second)
+		us := p.start("us-1")
+		us.lead(1)
+		wait(5 * time.Second)
+		if s := w.Suspicion("us"); s.Silent != -1 || len(w.Reports()) != 1 {
+			t.Fatalf("a region that is not configured is judged: %+v, %v", s, w.Reports())
+		}
+		silent := w.Suspicion("eu").Silent
+		for _, n := range []*node{eu, w} {
+			if err := n.SetPeers(without(n.cfg.Name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if s := w.Suspicion("eu"); s.Silent != silent || s.Verdict != register.VerdictHealthy {
+			t.Errorf("what was known of eu is lost: %+v", s)
+		}
+		wait(20 * time.Second) // the next try to join
+		if v := verdict(w, "us"); v != register.VerdictHealthy {
+			t.Errorf("us is %v at w1, which was told of it", v)
+		}
+		if v := verdict(us, "eu"); v != register.VerdictHealthy {
+			t.Errorf("eu is %v at us-1, of which eu was told", v)
+		}
+		if got, want := w.Members(), []string{"eu-1", "us-1"}; !slices.Equal(got, want) {
+			t.Errorf("members at w1: %v, want %v", got, want)
+		}
+
+		us.stop()
+		i := slices.IndexFunc(all, func(p Peer) bool { return p.Name == "us-1" })
+		p.peers = slices.Clone(all)
+		p.peers[i].Gossip = "127.0.0.1:8100"
+		all = p.peers
+		wait(20 * time.Second)
+		us = p.start("us-1")
+		us.lead(2)
+		for _, n := range []*node{eu, w} {
+			if err := n.SetPeers(without(n.cfg.Name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		wait(20 * time.Second)
+		if v, u := verdict(w, "us"), verdict(us, "eu"); v != register.VerdictHealthy || u != register.VerdictHealthy {
+			t.Errorf("after us-1 moved: us is %v at w1, eu is %v at us-1", v, u)
+		}
+
+		if err := w.SetPeers(without("w1", "us-1")); err != nil {
+			t.Fatal(err)
+		}
+		wait(5 * time.Second)
+		if s := w.Suspicion("us"); s.Silent != -1 || verdict(w, "eu") != register.VerdictHealthy {
+			t.Errorf("after us was taken out: us %+v, eu %v", s, verdict(w, "eu"))
+		}
+		if err := w.SetPeers([]Peer{{Name: "w1", Gossip: "127.0.0.1:1"}}); err == nil {
+			t.Error("a process is its own peer")
+		}
+	})
+}
