@@ -58,7 +58,10 @@ func (e *InvalidError) Error() string {
 var namePattern = regexp.MustCompile(`^[a-z0-9][a-z0-9-]*$`)
 
 // Check checks a complete configuration: one that a voter is asked to store, or
-// that came from disk. The error is an *InvalidError with all faults.
+// that came from disk. The first one must have an odd number of witnesses and
+// prefer voters only; later ones may be between two steps of a replacement,
+// and CheckChange judges what changes. The error is an *InvalidError with all
+// faults.
 func Check(cfg *pb.ClusterConfiguration) error {
 	if cfg == nil {
 		return &InvalidError{Faults: []string{"absent"}}
@@ -79,11 +82,58 @@ func Check(cfg *pb.ClusterConfiguration) error {
 		fault("shards is %d; choose a power of two up to %d", cfg.GetShards(), shard.MaxCount)
 	}
 	regions := checkVoters(cfg, fault)
+	if cfg.GetVersion() > 1 {
+		regions = nil
+	}
 	checkPartitions(cfg, regions, goodShards, fault)
+	checkExceptions(cfg, fault)
+	checkAddresses(cfg, fault)
 	if len(faults) > 0 {
 		return &InvalidError{Faults: faults}
 	}
 	return nil
+}
+
+// FirstException is the number of the first dedicated shard.
+const FirstException = 1 << 24
+
+func checkExceptions(cfg *pb.ClusterConfiguration, fault func(string, ...any)) {
+	keys, shards := map[string]bool{}, map[uint32]bool{}
+	for _, e := range cfg.GetExceptions() {
+		r, err := shard.Parse("lock/" + e.GetKey())
+		if err != nil || r.Key != e.GetKey() {
+			fault("exception %q is not a key of 1 to %d characters of A-Z, a-z, 0-9 and ._:/-", e.GetKey(), shard.MaxKey)
+		}
+		if keys[e.GetKey()] {
+			fault("exception %q is listed twice", e.GetKey())
+		}
+		if e.GetShard() < FirstException {
+			fault("exception %q has shard %d; dedicated shards are numbered from %d", e.GetKey(), e.GetShard(), FirstException)
+		}
+		if shards[e.GetShard()] {
+			fault("exception %q has shard %d, which is another key's; each has its own", e.GetKey(), e.GetShard())
+		}
+		keys[e.GetKey()], shards[e.GetShard()] = true, true
+	}
+}
+
+func checkAddresses(cfg *pb.ClusterConfiguration, fault func(string, ...any)) {
+	for _, a := range cfg.GetAddresses() {
+		if VoterIncarnation(cfg, a.GetVoterId()) == 0 || a.GetProcess() == "" || a.GetVotes() == "" {
+			fault("address of %q (process %q at %q) is incomplete, or of no voter", a.GetVoterId(), a.GetProcess(), a.GetVotes())
+		}
+	}
+}
+
+func durationOf(cfg *pb.ClusterConfiguration) time.Duration { return time.Duration(cfg.GetDNs()) }
+
+// rangesText is a partition's shards as the cluster file writes them.
+func rangesText(p *pb.PartitionSpec) string {
+	var parts []string
+	for _, r := range p.GetShards() {
+		parts = append(parts, clusterfile.ShardRange{First: r.GetFirst(), Last: r.GetLast()}.String())
+	}
+	return strings.Join(parts, ",")
 }
 
 func powerOfTwo(n uint32) bool { return n > 0 && n&(n-1) == 0 }
@@ -118,12 +168,14 @@ func checkVoters(cfg *pb.ClusterConfiguration, fault func(string, ...any)) (regi
 	if witnesses > clusterfile.MaxWitnesses {
 		fault("voters has %d witnesses; use at most %d", witnesses, clusterfile.MaxWitnesses)
 	}
-	if witnesses%2 == 0 && !cfg.GetAllowEvenWitnesses() {
+	if witnesses%2 == 0 && !cfg.GetAllowEvenWitnesses() && cfg.GetVersion() <= 1 {
 		fault("voters has %d witnesses, an even number; use an odd one or set allow_even_witnesses", witnesses)
 	}
 	return regions
 }
 
+// checkPartitions checks the partitions; regions, if not nil, are all that they
+// may prefer.
 func checkPartitions(cfg *pb.ClusterConfiguration, regions map[string]bool, goodShards bool, fault func(string, ...any)) {
 	names := map[string]bool{}
 	var owners []string
@@ -144,7 +196,7 @@ func checkPartitions(cfg *pb.ClusterConfiguration, regions map[string]bool, good
 			fault("partition %q prefers no region; list at least one", name)
 		}
 		for i, region := range p.GetPrefer() {
-			if !regions[region] {
+			if regions != nil && !regions[region] {
 				fault("partition %q prefers %q, which is no voter", name, region)
 			}
 			if slices.Index(p.GetPrefer(), region) < i {
@@ -194,6 +246,10 @@ type Map struct {
 	shards []int32 // shard → partition
 	specs  []*pb.PartitionSpec
 	byName map[string]int
+	// dedicated are the exceptions' shards by key, home the hash shards of
+	// their keys, in whose partitions they are.
+	dedicated map[string]uint32
+	home      map[uint32]uint32
 }
 
 // NewMap makes the table of a configuration that has passed Check, or, before
@@ -205,17 +261,18 @@ func NewMap(cfg *pb.ClusterConfiguration) (*Map, error) {
 	if !good {
 		return nil, &InvalidError{Faults: []string{fmt.Sprintf("shards is %d; choose a power of two up to %d", cfg.GetShards(), shard.MaxCount)}}
 	}
-	regions := map[string]bool{}
-	for _, p := range cfg.GetPartitions() {
-		for _, r := range p.GetPrefer() {
-			regions[r] = true
-		}
-	}
-	checkPartitions(cfg, regions, good, fault)
+	checkPartitions(cfg, nil, good, fault)
 	if len(faults) > 0 {
 		return nil, &InvalidError{Faults: faults}
 	}
-	m := &Map{shards: make([]int32, cfg.GetShards()), byName: map[string]int{}}
+	m := &Map{
+		shards: make([]int32, cfg.GetShards()), byName: map[string]int{},
+		dedicated: map[string]uint32{}, home: map[uint32]uint32{},
+	}
+	for _, e := range cfg.GetExceptions() {
+		m.dedicated[e.GetKey()] = e.GetShard()
+		m.home[e.GetShard()] = shard.Of(e.GetKey(), cfg.GetShards())
+	}
 	for i, p := range cfg.GetPartitions() {
 		m.specs = append(m.specs, p)
 		m.byName[p.GetName()] = i
@@ -238,11 +295,18 @@ func (m *Map) Locate(resource string) (Place, error) {
 	if err != nil {
 		return Place{}, err
 	}
+	if home, ok := m.home[r.Number]; ok && r.Kind == shard.KindShard {
+		return Place{Resource: r, Shard: r.Number, Partition: m.specs[m.shards[home]].GetName()}, nil
+	}
 	s, err := r.Shard(m.Shards())
 	if err != nil {
 		return Place{}, err
 	}
-	return Place{Resource: r, Shard: s, Partition: m.specs[m.shards[s]].GetName()}, nil
+	p := Place{Resource: r, Shard: s, Partition: m.specs[m.shards[s]].GetName()}
+	if dedicated, ok := m.dedicated[r.Key]; ok && r.Kind == shard.KindLock {
+		p.Shard = dedicated // in the same partition
+	}
+	return p, nil
 }
 
 // OfShard returns the partition of a shard below Shards.

@@ -70,3 +70,38 @@ func checkNames(field string, names []string) error {
 	}
 	return nil
 }
+
+// Operator is the region in the ballots of an operator's command, which no
+// region can have.
+const Operator = "~operator"
+
+// CheckPrepareAgain checks what a PrepareAgain says against itself. The error
+// is a *FieldError.
+func CheckPrepareAgain(req *pb.PrepareAgainRequest) error {
+	b := req.GetBallot()
+	if b.GetRound() == 0 || b.GetRegion() != Operator || b.GetIncarnation() == 0 {
+		return &FieldError{"ballot", fmt.Sprintf("needs a round, region %q and a random incarnation", Operator)}
+	}
+	return checkNames("partitions", req.GetPartitions())
+}
+
+// CheckAcceptAgain checks what an AcceptAgain says against itself. The error is
+// a *FieldError.
+func CheckAcceptAgain(req *pb.AcceptAgainRequest) error {
+	names := make([]string, 0, len(req.GetItems()))
+	for i, item := range req.GetItems() {
+		field := fmt.Sprintf("items[%d]", i)
+		names = append(names, item.GetPartition())
+		b, v := register.BallotOf(item.GetBallot()), register.ValueOf(item.GetValue())
+		if b.Round == 0 || b.Region == "" || b.Incarnation == 0 {
+			return &FieldError{field + ".ballot", "is not one that a value was accepted under"}
+		}
+		if v.Released() && v.Epoch == 0 {
+			v.Epoch = 1 // of a register that nobody has owned yet
+		}
+		if err := v.Check(); err != nil {
+			return &FieldError{field + ".value", err.Error()}
+		}
+	}
+	return checkNames("items", names)
+}

@@ -24,6 +24,9 @@ func (e *OtherClusterError) Error() string {
 // with the lower version is behind.
 type VersionError struct {
 	Own, Theirs uint64
+	// Newer is the receiver's configuration when it is the newer one, for the
+	// sender to store; else nil, and the receiver wants the sender's.
+	Newer *pb.ClusterConfiguration
 }
 
 func (e *VersionError) Error() string {
@@ -53,13 +56,8 @@ func (e *CandidateError) Error() string {
 // configuration. Errors: ErrUninitialised, *OtherClusterError, *VersionError,
 // *CandidateError. A header without a candidate is refused by the last.
 func CheckHeader(cfg *pb.ClusterConfiguration, h *pb.VoteHeader) error {
-	switch {
-	case cfg == nil:
-		return ErrUninitialised
-	case h.GetClusterId() != cfg.GetClusterId():
-		return &OtherClusterError{Own: cfg.GetClusterId(), Theirs: h.GetClusterId()}
-	case h.GetConfigVersion() != cfg.GetVersion():
-		return &VersionError{Own: cfg.GetVersion(), Theirs: h.GetConfigVersion()}
+	if err := CheckVersion(cfg, h.GetClusterId(), h.GetConfigVersion()); err != nil {
+		return err
 	}
 	recorded := VoterIncarnation(cfg, RegionVoter(h.GetCandidate()))
 	if recorded == 0 || recorded != h.GetCandidateIncarnation() {

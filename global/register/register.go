@@ -235,6 +235,23 @@ func (r Register) Prepare(now instant.Instant, in PrepareInput) Decision {
 	return Decision{Action: Write, Change: Change{Guard: r.Guard(), Ballot: in.Ballot}}
 }
 
+// PrepareAgain judges, by V1 alone, the Prepare of a ballot under which the
+// value found is accepted as it is: that changes neither owner nor epoch, so a
+// running head lease does not stand in its way [H10].
+func (r Register) PrepareAgain(b Ballot) Decision {
+	switch {
+	case r.Alarm != "":
+		return refuse(RuleAlarm)
+	case r.Pending:
+		return refuse(RulePending)
+	case b == r.Promised:
+		return Decision{Action: Answer}
+	case b.Less(r.Promised):
+		return refuse(RuleV1Ballot)
+	}
+	return Decision{Action: Write, Change: Change{Guard: r.Guard(), Ballot: b}}
+}
+
 func (r Register) passesV2(now instant.Instant, candidate Region) bool {
 	switch {
 	case r.Accepted.IsZero(), r.Value.Owner == candidate, r.Remaining(now) == 0:

@@ -3,8 +3,6 @@ package state
 import (
 	"fmt"
 
-	"google.golang.org/protobuf/proto"
-
 	"github.com/headlease/headlease/global/register"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
@@ -91,6 +89,10 @@ func (m *Machine) dispatch(index, term uint64, cmd *pb.Command) *pb.CommandResul
 		return m.initRegion(k.InitRegion)
 	case *pb.Command_Configure:
 		return m.configure(k.Configure.GetConfiguration())
+	case *pb.Command_ConfigPromise:
+		return m.promiseConfig(k.ConfigPromise)
+	case *pb.Command_ConfigAccept:
+		return m.acceptConfig(k.ConfigAccept)
 	case *pb.Command_ReserveBallot:
 		return m.reserveBallot(k.ReserveBallot.GetAbove())
 	case *pb.Command_Promise:
@@ -145,62 +147,9 @@ func (m *Machine) initRegion(c *pb.InitRegionCommand) *pb.CommandResult {
 	return done(true)
 }
 
-// configure takes configuration 1, once; taking it again changes nothing.
-func (m *Machine) configure(c *pb.ClusterConfiguration) *pb.CommandResult {
-	done := func(already bool) *pb.CommandResult {
-		return &pb.CommandResult{Kind: &pb.CommandResult_Configure{Configure: &pb.ConfigureResult{Already: already}}}
-	}
-	if cur := m.configuration; cur != nil {
-		switch {
-		case cur.GetClusterId() != c.GetClusterId():
-			return failed(errOtherCluster(cur))
-		case proto.Equal(cur, c):
-			return done(true)
-		}
-		return failed(errRefused(fmt.Sprintf("configuration %d is in force and differs from the one given (version %d)", cur.GetVersion(), c.GetVersion())))
-	}
-	if e := checkConfiguration(c); e != nil {
-		return failed(e)
-	}
-	m.configuration = proto.CloneOf(c)
-	for _, s := range m.configuration.GetPartitions() {
-		m.partitions.Set(s.GetName(), &partition{gen: m.gen, name: s.GetName(), phase: pb.PartitionPhase_PARTITION_PHASE_ABSENT})
-	}
-	m.emit(Configured{Configuration: m.configuration})
-	return done(false)
-}
-
 // maxName bounds the names of regions, partitions, voters, sessions and
-// clients, in bytes; maxResource those of resources; maxConfiguration the
-// encoded configuration.
+// clients, in bytes; maxResource those of resources.
 const (
-	maxName          = 256
-	maxResource      = 300
-	maxConfiguration = 4 << 20
+	maxName     = 256
+	maxResource = 300
 )
-
-// checkConfiguration checks what the state rests on; global/config checks the
-// rest before it is proposed.
-func checkConfiguration(c *pb.ClusterConfiguration) *pb.ErrorDetail {
-	switch {
-	case c.GetClusterId() == "":
-		return errInvalid("configuration.cluster_id", "init makes a random one")
-	case c.GetVersion() != 1:
-		return errInvalid("configuration.version", "a region without configuration takes version 1")
-	case proto.Size(c) > maxConfiguration:
-		return errInvalid("configuration", fmt.Sprintf("keep it under %d bytes", maxConfiguration))
-	case len(c.GetPartitions()) > MaxPartitions:
-		return errInvalid("configuration.partitions", fmt.Sprintf("use at most %d partitions", MaxPartitions))
-	}
-	names := make(map[string]struct{}, len(c.GetPartitions()))
-	for _, p := range c.GetPartitions() {
-		if p.GetName() == "" || len(p.GetName()) > maxName {
-			return errInvalid("configuration.partitions", fmt.Sprintf("name each partition in 1 to %d bytes", maxName))
-		}
-		if _, twice := names[p.GetName()]; twice {
-			return errInvalid("configuration.partitions", fmt.Sprintf("name %q is given twice", p.GetName()))
-		}
-		names[p.GetName()] = struct{}{}
-	}
-	return nil
-}

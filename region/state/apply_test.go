@@ -138,12 +138,11 @@ func TestConfigure(t *testing.T) {
 	h := &harness{t: t, m: New()}
 	h.ok(cmdInit("eu", testInc))
 	for name, change := range map[string]func(*pb.ClusterConfiguration){
-		"no id":     func(c *pb.ClusterConfiguration) { c.ClusterId = "" },
-		"version 2": func(c *pb.ClusterConfiguration) { c.Version = 2 },
-		"no name":   func(c *pb.ClusterConfiguration) { c.Partitions[0].Name = "" },
-		"twice":     func(c *pb.ClusterConfiguration) { c.Partitions[0].Name = "q" },
-		"too many":  func(c *pb.ClusterConfiguration) { c.Partitions = make([]*pb.PartitionSpec, MaxPartitions+1) },
-		"too big":   func(c *pb.ClusterConfiguration) { c.ClusterName = string(make([]byte, maxConfiguration)) },
+		"no id":    func(c *pb.ClusterConfiguration) { c.ClusterId = "" },
+		"no name":  func(c *pb.ClusterConfiguration) { c.Partitions[0].Name = "" },
+		"twice":    func(c *pb.ClusterConfiguration) { c.Partitions[0].Name = "q" },
+		"too many": func(c *pb.ClusterConfiguration) { c.Partitions = make([]*pb.PartitionSpec, MaxPartitions+1) },
+		"too big":  func(c *pb.ClusterConfiguration) { c.ClusterName = string(make([]byte, maxConfiguration)) },
 	} {
 		c := testConfiguration()
 		change(c)

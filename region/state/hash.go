@@ -64,25 +64,8 @@ func (h *hasher) bool(b bool) {
 func (h *hasher) header(r *root) {
 	h.str(r.region)
 	h.nums(uint64(r.incarnation), r.ballotRound, r.applied, r.pulse)
-	c := r.configuration
-	h.strs(c.GetClusterId(), c.GetClusterName())
-	h.nums(c.GetVersion(), uint64(c.GetShards()), uint64(c.GetDNs()))
-	h.bool(c.GetAllowEvenWitnesses())
-	h.num(uint64(len(c.GetVoters())))
-	for _, v := range c.GetVoters() {
-		h.str(v.GetId())
-		h.num(v.GetIncarnation())
-	}
-	h.num(uint64(len(c.GetPartitions())))
-	for _, p := range c.GetPartitions() {
-		h.str(p.GetName())
-		h.num(uint64(len(p.GetShards())))
-		for _, s := range p.GetShards() {
-			h.nums(uint64(s.GetFirst()), uint64(s.GetLast()))
-		}
-		h.num(uint64(len(p.GetPrefer())))
-		h.strs(p.GetPrefer()...)
-	}
+	h.configuration(r.configuration)
+	h.configRegister(r.configRegister)
 	h.num(uint64(r.partitions.Len()))
 	r.partitions.Scan(func(_ string, p *partition) bool {
 		h.str(p.name)

@@ -26,6 +26,7 @@ import (
 	"github.com/tidwall/btree"
 
 	"github.com/headlease/headlease/fence"
+	"github.com/headlease/headlease/global/config"
 	"github.com/headlease/headlease/global/register"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
@@ -70,11 +71,13 @@ type root struct {
 	region        string
 	incarnation   register.Incarnation
 	configuration *pb.ClusterConfiguration
-	ballotRound   uint64
-	applied       uint64
-	pulse         uint64
-	waiting       int
-	leased        int
+	// configRegister decides on the version after configuration.
+	configRegister config.Register
+	ballotRound    uint64
+	applied        uint64
+	pulse          uint64
+	waiting        int
+	leased         int
 
 	partitions *btree.Map[string, *partition]
 	voters     *btree.Map[string, VoterRecord]

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/headlease/headlease/fence"
+	"github.com/headlease/headlease/global/config"
 	"github.com/headlease/headlease/global/register"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
@@ -150,8 +151,12 @@ func (l *loader) header(h *pb.SnapshotHeader) error {
 	m.region, m.incarnation = h.GetRegion(), register.Incarnation(h.GetIncarnation())
 	m.configuration = h.GetConfiguration()
 	m.ballotRound, m.applied, m.pulse = h.GetBallotRound(), h.GetAppliedIndex(), h.GetPulseIndex()
-	for _, s := range m.configuration.GetPartitions() {
-		m.partitions.Set(s.GetName(), nil)
+	m.configRegister = config.RegisterOf(h.GetConfigRegister())
+	if err := checkConfigRegister(m.configuration, m.configRegister); err != nil {
+		return err
+	}
+	for name := range partitionNames(m.configuration) {
+		m.partitions.Set(name, nil)
 	}
 	if len(h.GetPartitions()) != m.partitions.Len() {
 		return errors.New("header: other partitions than in the configuration")

@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/headlease/headlease/global/config"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
 
@@ -120,6 +121,9 @@ func (r *root) snapshotHeader() *pb.SnapshotHeader {
 	h := &pb.SnapshotHeader{
 		Format: snapshotFormat, Region: r.region, Incarnation: uint64(r.incarnation), Configuration: r.configuration,
 		BallotRound: r.ballotRound, AppliedIndex: r.applied, PulseIndex: r.pulse,
+	}
+	if r.configRegister != (config.Register{}) {
+		h.ConfigRegister = r.configRegister.Proto()
 	}
 	r.partitions.Scan(func(_ string, p *partition) bool {
 		h.Partitions = append(h.Partitions, &pb.SnapshotPartition{

@@ -30,7 +30,7 @@ func (m *Machine) promise(c *pb.PromiseCommand) *pb.CommandResult {
 			results = append(results, &pb.ItemResult{Partition: it.GetPartition()})
 			continue
 		}
-		done := fits(it.GetBallot(), nil) && m.update(p, register.Change{Guard: register.GuardOf(it.GetGuard()), Ballot: register.BallotOf(it.GetBallot())})
+		done := m.underVersion(c.GetConfigVersion()) && fits(it.GetBallot(), nil) && m.update(p, register.Change{Guard: register.GuardOf(it.GetGuard()), Ballot: register.BallotOf(it.GetBallot())})
 		results = append(results, m.itemResult(it.GetPartition(), done))
 	}
 	return itemResults(results)
@@ -44,7 +44,7 @@ func (m *Machine) accepted(c *pb.AcceptedCommand) *pb.CommandResult {
 			results = append(results, &pb.ItemResult{Partition: it.GetPartition()})
 			continue
 		}
-		results = append(results, m.itemResult(it.GetPartition(), m.acceptItem(p, it)))
+		results = append(results, m.itemResult(it.GetPartition(), m.underVersion(c.GetConfigVersion()) && m.acceptItem(p, it)))
 	}
 	return itemResults(results)
 }
