@@ -2434,6 +2434,7 @@ type CommandResult struct {
 	//	*CommandResult_Cancel
 	//	*CommandResult_Init
 	//	*CommandResult_Configure
+	//	*CommandResult_SetValue
 	//	*CommandResult_ConfigVote
 	Kind          isCommandResult_Kind `protobuf_oneof:"kind"`
 	unknownFields protoimpl.UnknownFields
@@ -2538,6 +2539,15 @@ func (x *CommandResult) GetConfigure() *ConfigureResult {
 	return nil
 }
 
+func (x *CommandResult) GetSetValue() *SetValueResult {
+	if x != nil {
+		if x, ok := x.Kind.(*CommandResult_SetValue); ok {
+			return x.SetValue
+		}
+	}
+	return nil
+}
+
 func (x *CommandResult) GetConfigVote() *ConfigVoteResult {
 	if x != nil {
 		if x, ok := x.Kind.(*CommandResult_ConfigVote); ok {
@@ -2575,6 +2585,10 @@ type CommandResult_Configure struct {
 	Configure *ConfigureResult `protobuf:"bytes,7,opt,name=configure,proto3,oneof"`
 }
 
+type CommandResult_SetValue struct {
+	SetValue *SetValueResult `protobuf:"bytes,8,opt,name=set_value,json=setValue,proto3,oneof"`
+}
+
 type CommandResult_ConfigVote struct {
 	ConfigVote *ConfigVoteResult `protobuf:"bytes,30,opt,name=config_vote,json=configVote,proto3,oneof"`
 }
@@ -2590,6 +2604,8 @@ func (*CommandResult_Cancel) isCommandResult_Kind() {}
 func (*CommandResult_Init) isCommandResult_Kind() {}
 
 func (*CommandResult_Configure) isCommandResult_Kind() {}
+
+func (*CommandResult_SetValue) isCommandResult_Kind() {}
 
 func (*CommandResult_ConfigVote) isCommandResult_Kind() {}
 
@@ -3435,7 +3451,7 @@ const file_headlease_v1_command_proto_rawDesc = "" +
 	"\x05level\x18\x01 \x01(\rR\x05level\"<\n" +
 	"\x10StateHashCommand\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\x04R\x05index\x12\x12\n" +
-	"\x04hash\x18\x02 \x01(\x06R\x04hash\"\xde\x03\n" +
+	"\x04hash\x18\x02 \x01(\x06R\x04hash\"\x9b\x04\n" +
 	"\rCommandResult\x12/\n" +
 	"\x05error\x18\x01 \x01(\v2\x19.headlease.v1.ErrorDetailR\x05error\x12:\n" +
 	"\breserved\x18\x02 \x01(\v2\x1c.headlease.v1.ReservedBallotH\x00R\breserved\x121\n" +
@@ -3443,7 +3459,8 @@ const file_headlease_v1_command_proto_rawDesc = "" +
 	"\aacquire\x18\x04 \x01(\v2\x1b.headlease.v1.AcquireResultH\x00R\aacquire\x124\n" +
 	"\x06cancel\x18\x05 \x01(\v2\x1a.headlease.v1.CancelResultH\x00R\x06cancel\x124\n" +
 	"\x04init\x18\x06 \x01(\v2\x1e.headlease.v1.InitRegionResultH\x00R\x04init\x12=\n" +
-	"\tconfigure\x18\a \x01(\v2\x1d.headlease.v1.ConfigureResultH\x00R\tconfigure\x12A\n" +
+	"\tconfigure\x18\a \x01(\v2\x1d.headlease.v1.ConfigureResultH\x00R\tconfigure\x12;\n" +
+	"\tset_value\x18\b \x01(\v2\x1c.headlease.v1.SetValueResultH\x00R\bsetValue\x12A\n" +
 	"\vconfig_vote\x18\x1e \x01(\v2\x1e.headlease.v1.ConfigVoteResultH\x00R\n" +
 	"configVoteB\x06\n" +
 	"\x04kind\">\n" +
@@ -3611,19 +3628,20 @@ var file_headlease_v1_command_proto_depIdxs = []int32{
 	42, // 50: headlease.v1.CommandResult.cancel:type_name -> headlease.v1.CancelResult
 	43, // 51: headlease.v1.CommandResult.init:type_name -> headlease.v1.InitRegionResult
 	44, // 52: headlease.v1.CommandResult.configure:type_name -> headlease.v1.ConfigureResult
-	45, // 53: headlease.v1.CommandResult.config_vote:type_name -> headlease.v1.ConfigVoteResult
-	50, // 54: headlease.v1.ReservedBallot.ballot:type_name -> headlease.v1.Ballot
-	54, // 55: headlease.v1.ItemResult.register:type_name -> headlease.v1.Register
-	36, // 56: headlease.v1.ItemResults.items:type_name -> headlease.v1.ItemResult
-	39, // 57: headlease.v1.AcquireResult.granted:type_name -> headlease.v1.GrantedLease
-	40, // 58: headlease.v1.AcquireResult.queued:type_name -> headlease.v1.QueuedRequest
-	41, // 59: headlease.v1.AcquireResult.busy:type_name -> headlease.v1.BusyLease
-	55, // 60: headlease.v1.ConfigVoteResult.register:type_name -> headlease.v1.ConfigRegister
-	61, // [61:61] is the sub-list for method output_type
-	61, // [61:61] is the sub-list for method input_type
-	61, // [61:61] is the sub-list for extension type_name
-	61, // [61:61] is the sub-list for extension extendee
-	0,  // [0:61] is the sub-list for field type_name
+	46, // 53: headlease.v1.CommandResult.set_value:type_name -> headlease.v1.SetValueResult
+	45, // 54: headlease.v1.CommandResult.config_vote:type_name -> headlease.v1.ConfigVoteResult
+	50, // 55: headlease.v1.ReservedBallot.ballot:type_name -> headlease.v1.Ballot
+	54, // 56: headlease.v1.ItemResult.register:type_name -> headlease.v1.Register
+	36, // 57: headlease.v1.ItemResults.items:type_name -> headlease.v1.ItemResult
+	39, // 58: headlease.v1.AcquireResult.granted:type_name -> headlease.v1.GrantedLease
+	40, // 59: headlease.v1.AcquireResult.queued:type_name -> headlease.v1.QueuedRequest
+	41, // 60: headlease.v1.AcquireResult.busy:type_name -> headlease.v1.BusyLease
+	55, // 61: headlease.v1.ConfigVoteResult.register:type_name -> headlease.v1.ConfigRegister
+	62, // [62:62] is the sub-list for method output_type
+	62, // [62:62] is the sub-list for method input_type
+	62, // [62:62] is the sub-list for extension type_name
+	62, // [62:62] is the sub-list for extension extendee
+	0,  // [0:62] is the sub-list for field type_name
 }
 
 func init() { file_headlease_v1_command_proto_init() }
@@ -3670,6 +3688,7 @@ func file_headlease_v1_command_proto_init() {
 		(*CommandResult_Cancel)(nil),
 		(*CommandResult_Init)(nil),
 		(*CommandResult_Configure)(nil),
+		(*CommandResult_SetValue)(nil),
 		(*CommandResult_ConfigVote)(nil),
 	}
 	file_headlease_v1_command_proto_msgTypes[38].OneofWrappers = []any{
