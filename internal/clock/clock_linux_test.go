@@ -156,3 +156,36 @@ func TestSystemNeedsItsClocks(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// The runtime's reading of MONOTONIC, through the vDSO, is the system call's.
+func TestMonotonicIsTheKernels(t *testing.T) {
+	const id = unix.CLOCK_MONOTONIC
+	for range 100 {
+		var before, after unix.Timespec
+		if err := unix.ClockGettime(id, &before); err != nil {
+			t.Fatal(err)
+		}
+		got, err := gettime(id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.ClockGettime(id, &after); err != nil {
+			t.Fatal(err)
+		}
+		// The base was read a moment before the runtime's.
+		const base = suspendOver / 2
+		if got < time.Duration(before.Nano())-base || got > time.Duration(after.Nano())+base {
+			t.Fatalf("read %v, between the kernel's %v and %v", got, time.Duration(before.Nano()), time.Duration(after.Nano()))
+		}
+	}
+}
+
+func BenchmarkNow(b *testing.B) {
+	s, err := NewSystem()
+	if err != nil {
+		b.Fatal(err)
+	}
+	for b.Loop() {
+		s.Now()
+	}
+}
