@@ -4,6 +4,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/headlease/headlease/internal/telemetry"
+	"github.com/headlease/headlease/region/admission"
 )
 
 // The gauges that are read when they are gathered. None of them waits for the
@@ -19,6 +20,7 @@ var (
 	descInitialised = telemetry.Desc(telemetry.RaftInitialised, "1 if this server belongs to a group.")
 	descQueued      = telemetry.Desc(telemetry.ProposalsQueued, "Commands that wait to be proposed.")
 	descInFlight    = telemetry.Desc(telemetry.ProposalsInFlight, "Log entries proposed here and not yet answered.")
+	descInside      = telemetry.Desc(telemetry.CallsInside, "Calls under way, by lane: work (acquire, open a session, set a value) or read.", telemetry.LabelLane)
 	descPulseAge    = telemetry.Desc(telemetry.PulseAge, "Time since the newest committed pulse was proposed; on the leader only. Over min(D/2, 1.5 s) nothing is acknowledged.")
 	descSessions    = telemetry.Desc(telemetry.Sessions, "Sessions in the state as applied here, closing ones included.")
 	descLeases      = telemetry.Desc(telemetry.Leases, "Leases in the state as applied here.")
@@ -33,7 +35,7 @@ type collector struct{ s *Server }
 
 func (c collector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		descLeader, descTerm, descCommit, descApplied, descLast, descContact, descVoters, descInitialised, descQueued, descInFlight,
+		descLeader, descTerm, descCommit, descApplied, descLast, descContact, descVoters, descInitialised, descQueued, descInFlight, descInside,
 		descPulseAge, descSessions, descLeases, descWaiters, descResources, descHeld, descLeft, descEpoch,
 	} {
 		out <- d
@@ -67,6 +69,9 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 	gauge(descInitialised, telemetry.Bool(st.Initialised))
 	gauge(descQueued, float64(st.Queued))
 	gauge(descInFlight, float64(st.InFlight))
+	for _, l := range []admission.Lane{admission.Work, admission.Read} {
+		gauge(descInside, float64(c.s.control.Inside(l)), l.String())
+	}
 	if of, proposed, ok := c.s.replica.LastPulse(); ok && leads && of == term {
 		gauge(descPulseAge, now.Sub(proposed).Seconds())
 	}

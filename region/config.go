@@ -6,6 +6,7 @@ import (
 	"log/slog"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/headlease/headlease/internal/clock"
 	"github.com/headlease/headlease/internal/clusterfile"
@@ -39,6 +40,8 @@ type Config struct {
 	// Registry of the process's metrics, served at the file's metrics address; nil:
 	// the server makes one.
 	Registry *prometheus.Registry
+	// Traces of requests go here; nil: none are made.
+	Traces trace.TracerProvider
 	// Logger defaults to slog.Default.
 	Logger *slog.Logger
 	// Exit ends the process when its disk hangs; nil: exit with status 75.

@@ -14,6 +14,7 @@ import (
 	"github.com/headlease/headlease/internal/link"
 	"github.com/headlease/headlease/internal/telemetry"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
+	"github.com/headlease/headlease/region/admission"
 	"github.com/headlease/headlease/region/lessor"
 	lessorrun "github.com/headlease/headlease/region/lessor/run"
 	"github.com/headlease/headlease/region/replica"
@@ -34,6 +35,18 @@ type metrics struct {
 	campaigns, renewals                    prometheus.Counter
 	promotions, resumptions, drops, lapses *prometheus.CounterVec
 	forwarded                              map[link.Plane]prometheus.Counter
+	refused                                map[admission.Lane]refusals
+}
+
+// refusals of one lane.
+type refusals struct{ identity, server prometheus.Counter }
+
+func (m *metrics) refusedCall(l admission.Lane, byIdentity bool) {
+	if byIdentity {
+		m.refused[l].identity.Inc()
+	} else {
+		m.refused[l].server.Inc()
+	}
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -66,6 +79,13 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			link.PlaneAPI:   forwarded.WithLabelValues(link.PlaneAPI.String()),
 			link.PlaneVotes: forwarded.WithLabelValues(link.PlaneVotes.String()),
 		},
+		refused: map[admission.Lane]refusals{},
+	}
+	refused := make.NewCounterVec(prometheus.CounterOpts{
+		Name: telemetry.CallsRefused, Help: "Calls answered OVERLOADED before they cost anything, by lane, and by whether the identity's own rate or share or the server was full.",
+	}, []string{telemetry.LabelLane, telemetry.LabelBy})
+	for _, l := range []admission.Lane{admission.Work, admission.Read} {
+		m.refused[l] = refusals{refused.WithLabelValues(l.String(), "identity"), refused.WithLabelValues(l.String(), "server")}
 	}
 	for r := state.EndReleased; r <= state.EndDropped; r++ {
 		m.ended[r] = ended.WithLabelValues(r.String())

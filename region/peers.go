@@ -20,6 +20,7 @@ type peers struct {
 	links  *link.Links
 	file   clusterfile.File
 	region string
+	dial   []grpc.DialOption // of the API plane
 
 	mu     sync.Mutex
 	closed bool
@@ -31,8 +32,8 @@ type connKey struct {
 	server string
 }
 
-func newPeers(links *link.Links, file clusterfile.File, region string) *peers {
-	return &peers{links: links, file: file, region: region, conns: map[connKey]*grpc.ClientConn{}}
+func newPeers(links *link.Links, file clusterfile.File, region string, dial []grpc.DialOption) *peers {
+	return &peers{links: links, file: file, region: region, dial: dial, conns: map[connKey]*grpc.ClientConn{}}
 }
 
 func peerOf(p clusterfile.Process, address string) link.Peer {
@@ -84,9 +85,9 @@ func (p *peers) conn(plane link.Plane, server string) (*grpc.ClientConn, error) 
 	if !ok || proc.Region != p.region {
 		return nil, fmt.Errorf("server %q is not in the cluster file under region %s", server, p.region)
 	}
-	address := proc.API
+	address, options := proc.API, p.dial
 	if plane == link.PlaneVotes {
-		address = proc.Votes
+		address, options = proc.Votes, nil
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -97,7 +98,7 @@ func (p *peers) conn(plane link.Plane, server string) (*grpc.ClientConn, error) 
 	if c := p.conns[key]; c != nil {
 		return c, nil
 	}
-	c, err := p.links.DialGRPC(plane, peerOf(proc, address))
+	c, err := p.links.DialGRPC(plane, peerOf(proc, address), options...)
 	if err != nil {
 		return nil, err
 	}
@@ -113,6 +114,16 @@ func (p *peers) AskTerm(ctx context.Context, server string) (*pb.CurrentTermResp
 		return nil, err
 	}
 	return pb.NewPeerServiceClient(c).CurrentTerm(ctx, &pb.CurrentTermRequest{})
+}
+
+// AskProgress asks a server of the region how far it is, with the leader's
+// hints.
+func (p *peers) AskProgress(ctx context.Context, server string, req *pb.CurrentTermRequest) (*pb.CurrentTermResponse, error) {
+	c, err := p.conn(link.PlaneVotes, server)
+	if err != nil {
+		return nil, err
+	}
+	return pb.NewPeerServiceClient(c).CurrentTerm(ctx, req)
 }
 
 // heard resets the back-off of connections to a process heard by gossip [F50].

@@ -13,21 +13,18 @@ import (
 	"github.com/hashicorp/raft"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
-	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/headlease/headlease/detector"
 	campaignrun "github.com/headlease/headlease/global/campaign/run"
 	"github.com/headlease/headlease/global/register"
 	"github.com/headlease/headlease/internal/clock"
 	"github.com/headlease/headlease/internal/clusterfile"
-	"github.com/headlease/headlease/internal/fault"
 	"github.com/headlease/headlease/internal/link"
-	"github.com/headlease/headlease/internal/policy"
 	"github.com/headlease/headlease/internal/rungroup"
 	"github.com/headlease/headlease/internal/telemetry"
-	"github.com/headlease/headlease/internal/telemetry/grpcmetrics"
+	"github.com/headlease/headlease/internal/telemetry/tracing"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
-	"github.com/headlease/headlease/region/api"
+	"github.com/headlease/headlease/region/admission"
 	lessorrun "github.com/headlease/headlease/region/lessor/run"
 	"github.com/headlease/headlease/region/replica"
 	"github.com/headlease/headlease/region/vote"
@@ -59,6 +56,9 @@ type Server struct {
 	metrics  *metrics
 	shown    *telemetry.Server // nil: not served
 	ready    *readiness
+	control  *admission.Control
+	// died gets the first panic of a call's handler, which ends the server.
+	died chan error
 }
 
 // New checks everything that can be checked, in an order that changes nothing
@@ -68,9 +68,13 @@ func New(ctx context.Context, cfg Config) (s *Server, err error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	s = &Server{cfg: cfg.withDefaults()}
+	s = &Server{cfg: cfg.withDefaults(), died: make(chan error, 1)}
 	s.process, _ = cfg.File.Process(cfg.Name)
 	s.metrics = newMetrics(s.cfg.Registry)
+	limits := cfg.File.Limits
+	if s.control, err = admission.New(admission.Limits{InFlight: int(limits.InFlight), Rate: float64(limits.Rate), Burst: int(limits.Burst)}); err != nil {
+		return nil, fmt.Errorf("region server %s: %w", cfg.Name, err)
+	}
 	s.cfg.Clock = clock.WithFaults(s.cfg.Clock, s.cfg.Faults)
 	defer func() {
 		if err != nil {
@@ -100,7 +104,7 @@ func (s *Server) listen() (err error) {
 	if s.links, err = link.New(s.cfg.links(s.process)); err != nil {
 		return err
 	}
-	s.peers = newPeers(s.links, s.cfg.File, s.process.Region)
+	s.peers = newPeers(s.links, s.cfg.File, s.process.Region, tracing.DialOptions(s.cfg.Traces))
 	s.remote = campaignrun.NewVoters(s.links, s.peers.voters())
 	if s.apiLn, err = s.links.Listen(link.PlaneAPI, s.process.API); err != nil {
 		return err
@@ -210,48 +214,6 @@ func (s *Server) makeShells() {
 	})
 }
 
-func (s *Server) makeServers() error {
-	identify := api.Identify(s.process.Region, policy.ByConnection)
-	s.health = health.NewServer()
-	rules := &policy.Enforcer{Table: api.Policy(), Identify: identify}
-	counted := grpcmetrics.ServerOptions(s.cfg.Registry)
-	server := func(plane link.Plane) *grpc.Server {
-		forward := &api.Forwarder{
-			Leader: s.leader,
-			Uninitialised: func() string {
-				if s.replica.Initialised() {
-					return ""
-				}
-				return s.process.Name
-			},
-			Conn: func(server string) (*grpc.ClientConn, error) {
-				s.metrics.forwarded[plane].Inc()
-				return s.peers.conn(plane, server)
-			},
-			Identify: identify, Local: api.Local(),
-		}
-		options := append(append(s.links.ServerOptions(plane), counted...), rules.ServerOptions()...)
-		g := grpc.NewServer(append(options, grpc.ChainUnaryInterceptor(forward.Unary), grpc.ChainStreamInterceptor(forward.Stream))...)
-		healthpb.RegisterHealthServer(g, s.health)
-		return g
-	}
-	s.api, s.votes = server(link.PlaneAPI), server(link.PlaneVotes)
-	pb.RegisterSessionServiceServer(s.api, &api.Sessions{Region: s.process.Region, Raft: s.replica, Lessor: s.lessor, Identify: identify})
-	pb.RegisterLeaseServiceServer(s.api, &api.Leases{Region: s.process.Region, Raft: s.replica, Lessor: s.lessor, Clock: s.cfg.Clock, Addresses: s.peers.addresses})
-	pb.RegisterClusterServiceServer(s.api, &api.Cluster{
-		Region: s.process.Region, Server: s.process.Name, Version: s.cfg.Version,
-		Replica: s.replica, Campaign: s.campaign, Detector: s.detector, Clock: s.cfg.Clock,
-	})
-	if s.cfg.Drills {
-		fault.Register(s.api, fault.ServiceConfig{Table: s.cfg.Faults, Authorize: link.RequireAdmin, Logger: s.cfg.Logger})
-	}
-	pb.RegisterVoteServiceServer(s.votes, &api.Votes{
-		Voter: s.voter, Raft: s.replica, Clock: s.cfg.Clock, Detector: s.detector, Identify: identify, Version: s.cfg.Version,
-	})
-	pb.RegisterPeerServiceServer(s.votes, s.replica.PeerServer())
-	return errors.Join(rules.Check(s.api), rules.Check(s.votes))
-}
-
 // leader is the region's leader as this server knows it, and whether it is
 // this one and ready.
 func (s *Server) leader() (name string, ready bool) {
@@ -275,6 +237,7 @@ func (s *Server) Run(ctx context.Context) error {
 		rungroup.Task{Name: "clock", Run: func(ctx context.Context) error {
 			return clock.Watch(ctx, clock.WatchConfig{Clock: s.cfg.Clock, Restarted: s.clockGap})
 		}},
+		rungroup.Task{Name: "calls", Run: s.watchCalls},
 		rungroup.Task{Name: "detector", Run: s.detector.Run},
 		rungroup.Task{Name: "lessor", Run: s.lessor.Run},
 		rungroup.Task{Name: "votes", Run: func(ctx context.Context) error { return link.ServeGRPC(ctx, s.votes, s.votesLn, stopGrace) }},

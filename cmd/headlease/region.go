@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -14,6 +15,7 @@ import (
 	"github.com/headlease/headlease/internal/pki"
 	"github.com/headlease/headlease/internal/telemetry"
 	"github.com/headlease/headlease/internal/telemetry/gometrics"
+	"github.com/headlease/headlease/internal/telemetry/tracing"
 	"github.com/headlease/headlease/internal/version"
 	"github.com/headlease/headlease/region"
 )
@@ -92,6 +94,20 @@ func runRegion(ctx context.Context, a *app, f clusterfile.File, faults string, d
 	if err := gometrics.Install(cfg.Registry); err != nil {
 		return err
 	}
+	var flush func(context.Context) error
+	cfg.Traces, flush, err = tracing.FromEnvironment(ctx, tracing.Process{
+		Service: "headlease-region", Instance: process.Name, Region: process.Region, Version: cfg.Version, Logger: cfg.Logger,
+	})
+	if err != nil {
+		return err
+	}
+	defer func() { // what is left is sent, but nobody waits long for a collector that is down
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		if err := flush(ctx); err != nil {
+			cfg.Logger.Warn("the last traces were not sent", "error", err)
+		}
+	}()
 	s, err := region.New(ctx, cfg)
 	if err != nil {
 		return err

@@ -51,6 +51,7 @@ type File struct {
 	Regions            []Region
 	Witnesses          []Witness
 	Partitions         []Partition
+	Limits             Limits
 
 	// What differs from process to process, usually from the environment or flags.
 
@@ -60,6 +61,16 @@ type File struct {
 	DataDir string
 	// Certs is the directory of the certificates. May be empty.
 	Certs string
+}
+
+// Limits of what one region server takes on at once. Zero: the server's default.
+type Limits struct {
+	// InFlight is how many calls that take room (acquire, open a session, set a
+	// value), and how many that read, may be under way.
+	InFlight int64
+	// Rate is how many such calls one identity may make in a second, Burst how
+	// many at once after a rest.
+	Rate, Burst int64
 }
 
 // Region is a failure domain with its servers.

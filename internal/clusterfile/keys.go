@@ -24,6 +24,7 @@ var (
 	serverKeys    = keysOf(rawServer{})
 	witnessKeys   = keysOf(rawWitness{})
 	partitionKeys = keysOf(rawPartition{})
+	limitKeys     = keysOf(rawLimits{})
 
 	indexPattern = regexp.MustCompile(`\[\d+\]`)
 )
@@ -36,7 +37,7 @@ func unknownKey(path string) Fault {
 	}
 	known := map[string][]string{
 		"": topKeys, "regions": regionKeys, "regions.servers": serverKeys,
-		"witnesses": witnessKeys, "partitions": partitionKeys,
+		"witnesses": witnessKeys, "partitions": partitionKeys, "limits": limitKeys,
 	}[indexPattern.ReplaceAllString(parent, "")]
 	if strings.HasPrefix(parent, "partitions[") && key != "" && key[0] >= '0' && key[0] <= '9' {
 		return Fault{path, `unknown key; put a list of shards in quotes, such as "0-3,8"`}

@@ -24,9 +24,16 @@ type raw struct {
 	Regions            []rawRegion    `mapstructure:"regions"`
 	Witnesses          []rawWitness   `mapstructure:"witnesses"`
 	Partitions         []rawPartition `mapstructure:"partitions"`
+	Limits             rawLimits      `mapstructure:"limits"`
 	Certs              string         `mapstructure:"certs"`
 	DataDir            string         `mapstructure:"data_dir"`
 	Name               string         `mapstructure:"name"`
+}
+
+type rawLimits struct {
+	InFlight int64 `mapstructure:"in_flight"`
+	Rate     int64 `mapstructure:"rate"`
+	Burst    int64 `mapstructure:"burst"`
 }
 
 type rawRegion struct {
@@ -191,6 +198,7 @@ func withDefaults(r raw) (File, []Fault) {
 	f := File{
 		Cluster: r.Cluster, D: DefaultD, Shards: defaultShards, Timing: TimingLAN,
 		AllowEvenWitnesses: r.AllowEvenWitnesses, Name: r.Name, DataDir: r.DataDir, Certs: r.Certs,
+		Limits: Limits(r.Limits),
 	}
 	var faults []Fault
 	if r.D != "" {

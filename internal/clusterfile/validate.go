@@ -14,6 +14,8 @@ import (
 const (
 	defaultShards = shard.DefaultCount
 	maxShards     = shard.MaxCount
+	maxInFlight   = 1 << 20
+	maxRate       = 10_000_000
 )
 
 var (
@@ -46,6 +48,12 @@ func (c *checker) fault(path, format string, args ...any) {
 	}
 }
 
+func (c *checker) limit(path string, v, most int64) {
+	if v < 0 || v > most {
+		c.fault(path, "%d is not in 1 to %d; leave it out for the default", v, most)
+	}
+}
+
 // missing reports a field that was left out.
 func (c *checker) missing(path, remedy string) {
 	if !c.skip[parentOf(path)+".*"] || parentOf(path) == "" {
@@ -72,6 +80,9 @@ func (f File) check(skip map[string]bool) ([]Fault, []string) {
 	if f.Timing != TimingLAN && f.Timing != TimingCalm {
 		c.fault("timing", "%q is not a preset; choose %s or %s", f.Timing, TimingLAN, TimingCalm)
 	}
+	c.limit("limits.in_flight", f.Limits.InFlight, maxInFlight)
+	c.limit("limits.rate", f.Limits.Rate, maxRate)
+	c.limit("limits.burst", f.Limits.Burst, maxRate)
 	c.regions(f)
 	c.witnesses(f)
 	c.partitions(f)

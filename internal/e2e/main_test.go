@@ -127,8 +127,8 @@ func (c *cluster) dump() {
 	}
 }
 
-// client returns a client of the cluster, closed when the test ends.
-func (c *cluster) client(home string, ttl time.Duration) *client.Client {
+// clientLinks are links with a client's certificate, closed when the test ends.
+func (c *cluster) clientLinks() *link.Links {
 	c.t.Helper()
 	id := pki.Identity{Cluster: c.File().Cluster, Role: pki.RoleClient, Name: devcluster.DefaultClient}
 	creds, err := pki.Load(pki.LoadConfig{Dir: filepath.Join(c.Dir(), "certs"), Want: id})
@@ -139,7 +139,14 @@ func (c *cluster) client(home string, ttl time.Duration) *client.Client {
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	cfg := client.Config{Home: home, Links: l, TTL: ttl}
+	c.t.Cleanup(func() { _ = l.Close() })
+	return l
+}
+
+// client returns a client of the cluster, closed when the test ends.
+func (c *cluster) client(home string, ttl time.Duration) *client.Client {
+	c.t.Helper()
+	cfg := client.Config{Home: home, Links: c.clientLinks(), TTL: ttl}
 	for _, r := range c.File().Regions {
 		region := client.Region{Name: r.Name}
 		for _, s := range r.Servers {
@@ -155,7 +162,6 @@ func (c *cluster) client(home string, ttl time.Duration) *client.Client {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
 		_ = cl.Close(ctx) // the cluster may be gone
-		_ = l.Close()
 	})
 	return cl
 }

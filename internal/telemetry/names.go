@@ -25,6 +25,8 @@ const (
 	PulseAge             = "headlease_pulse_age_seconds"
 	StoreWriteTime       = "headlease_store_write_seconds"
 	StoreWriteFailures   = "headlease_store_write_failures_total"
+	SnapshotTime         = "headlease_snapshot_seconds"
+	SnapshotFailures     = "headlease_snapshot_failures_total"
 	Sessions             = "headlease_sessions"
 	Leases               = "headlease_leases"
 	Waiters              = "headlease_waiters"
@@ -40,6 +42,15 @@ const (
 	StreamsOpen          = "headlease_streams_open"
 	StreamsSlowClosed    = "headlease_streams_slow_closed_total"
 	ForwardedCalls       = "headlease_forwarded_calls_total"
+	CallsInside          = "headlease_calls_inside"
+	CallsRefused         = "headlease_calls_refused_total"
+	Watchers             = "headlease_watchers"
+	WatchQueuedBytes     = "headlease_watch_queued_bytes"
+	WatchEvents          = "headlease_watch_events_total"
+	WatchSnapshots       = "headlease_watch_snapshots_total"
+	WatchResyncs         = "headlease_watch_resyncs_total"
+	WatchSlow            = "headlease_watch_slow_total"
+	WatchRefused         = "headlease_watch_refused_total"
 	HeadLeaseHeld        = "headlease_head_lease_held"
 	HeadLeaseSecondsLeft = "headlease_head_lease_left_seconds"
 	PartitionEpoch       = "headlease_partition_epoch"
@@ -91,6 +102,7 @@ const (
 	LabelLane      = "lane"
 	LabelOp        = "op"
 	LabelVia       = "via"
+	LabelBy        = "by"
 )
 
 // Seconds are the buckets of latencies inside a region, on disk and between

@@ -57,6 +57,8 @@ func Policy() policy.Table {
 		"/grpc.health.v1.Health/List":  {Deadline: shortCall, MaxRequestBytes: smallRequest, Roles: all},
 		"/grpc.health.v1.Health/Watch": {Deadline: policy.NoDeadline, MaxRequestBytes: smallRequest, Roles: all},
 
+		"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo": {Deadline: policy.NoDeadline, MaxRequestBytes: smallRequest, Roles: clients},
+
 		pb.FaultService_SetFaults_FullMethodName:   {Deadline: shortCall, MaxRequestBytes: openRequest, Roles: admins},
 		pb.FaultService_ClearFaults_FullMethodName: {Deadline: shortCall, MaxRequestBytes: openRequest, Roles: admins},
 		pb.FaultService_ListFaults_FullMethodName:  {Deadline: shortCall, MaxRequestBytes: smallRequest, Roles: admins},
@@ -66,14 +68,15 @@ func Policy() policy.Table {
 // Local are the methods that every server answers itself.
 func Local() map[string]bool {
 	return map[string]bool{
-		pb.ClusterService_DescribeServer_FullMethodName: true,
-		pb.ClusterService_InitRegion_FullMethodName:     true,
-		pb.PeerService_CurrentTerm_FullMethodName:       true,
-		"/grpc.health.v1.Health/Check":                  true,
-		"/grpc.health.v1.Health/List":                   true,
-		"/grpc.health.v1.Health/Watch":                  true,
-		pb.FaultService_SetFaults_FullMethodName:        true,
-		pb.FaultService_ClearFaults_FullMethodName:      true,
-		pb.FaultService_ListFaults_FullMethodName:       true,
+		pb.ClusterService_DescribeServer_FullMethodName:             true,
+		pb.ClusterService_InitRegion_FullMethodName:                 true,
+		pb.PeerService_CurrentTerm_FullMethodName:                   true,
+		"/grpc.health.v1.Health/Check":                              true,
+		"/grpc.health.v1.Health/List":                               true,
+		"/grpc.health.v1.Health/Watch":                              true,
+		"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo": true,
+		pb.FaultService_SetFaults_FullMethodName:                    true,
+		pb.FaultService_ClearFaults_FullMethodName:                  true,
+		pb.FaultService_ListFaults_FullMethodName:                   true,
 	}
 }

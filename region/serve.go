@@ -1,0 +1,113 @@
+package region
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/reflection"
+
+	"github.com/headlease/headlease/internal/fault"
+	"github.com/headlease/headlease/internal/link"
+	"github.com/headlease/headlease/internal/policy"
+	"github.com/headlease/headlease/internal/telemetry/grpcmetrics"
+	"github.com/headlease/headlease/internal/telemetry/tracing"
+	pb "github.com/headlease/headlease/proto/headlease/v1"
+	"github.com/headlease/headlease/region/api"
+)
+
+// What one connection may take of the memory. The windows are fixed, or gRPC
+// would let each grow to 16 MB with the delay of the link; nothing here sends
+// much at once.
+const (
+	// A follower passes the calls of all its clients on over one connection.
+	maxCallsPerConn = 16_384
+	streamWindow    = 256 << 10
+	connWindow      = 1 << 20
+	maxHeaders      = 16 << 10
+)
+
+func limits() []grpc.ServerOption {
+	return []grpc.ServerOption{
+		grpc.MaxConcurrentStreams(maxCallsPerConn),
+		grpc.StaticStreamWindowSize(streamWindow),
+		grpc.StaticConnWindowSize(connWindow),
+		grpc.MaxHeaderListSize(maxHeaders),
+	}
+}
+
+func (s *Server) makeServers() error {
+	identify := api.Identify(s.process.Region, policy.ByConnection)
+	s.health = health.NewServer()
+	rules := &policy.Enforcer{Table: api.Policy(), Identify: identify}
+	counted := grpcmetrics.ServerOptions(s.cfg.Registry)
+	admit := &api.Admission{Control: s.control, Identify: identify, Refused: s.metrics.refusedCall}
+	server := func(plane link.Plane) *grpc.Server {
+		forward := &api.Forwarder{
+			Leader: s.leader,
+			Uninitialised: func() string {
+				if s.replica.Initialised() {
+					return ""
+				}
+				return s.process.Name
+			},
+			Conn: func(server string) (*grpc.ClientConn, error) {
+				s.metrics.forwarded[plane].Inc()
+				return s.peers.conn(plane, server)
+			},
+			Identify: identify, Local: api.Local(),
+		}
+		traced := tracing.ServerOptions(s.cfg.Traces)
+		if plane == link.PlaneVotes {
+			traced = nil // nobody's request, and dozens a second
+		}
+		// From the outside in: a refused call is counted, and costs no more.
+		g := grpc.NewServer(slices.Concat(
+			s.links.ServerOptions(plane), limits(), traced,
+			api.Recover(s.callDied), counted, rules.ServerOptions(),
+			[]grpc.ServerOption{
+				grpc.ChainUnaryInterceptor(admit.Unary, forward.Unary),
+				grpc.ChainStreamInterceptor(admit.Stream, forward.Stream),
+			})...)
+		healthpb.RegisterHealthServer(g, s.health)
+		return g
+	}
+	s.api, s.votes = server(link.PlaneAPI), server(link.PlaneVotes)
+	raft := s.raft()
+	pb.RegisterSessionServiceServer(s.api, &api.Sessions{Region: s.process.Region, Raft: raft, Lessor: s.lessor, Identify: identify})
+	pb.RegisterLeaseServiceServer(s.api, &api.Leases{Region: s.process.Region, Raft: raft, Lessor: s.lessor, Clock: s.cfg.Clock, Addresses: s.peers.addresses})
+	pb.RegisterClusterServiceServer(s.api, &api.Cluster{
+		Region: s.process.Region, Server: s.process.Name, Version: s.cfg.Version,
+		Replica: s.replica, Campaign: s.campaign, Detector: s.detector, Clock: s.cfg.Clock,
+	})
+	reflection.RegisterV1(s.api)
+	if s.cfg.Drills {
+		fault.Register(s.api, fault.ServiceConfig{Table: s.cfg.Faults, Authorize: link.RequireAdmin, Logger: s.cfg.Logger})
+	}
+	pb.RegisterVoteServiceServer(s.votes, &api.Votes{
+		Voter: s.voter, Raft: s.replica, Clock: s.cfg.Clock, Detector: s.detector, Identify: identify, Version: s.cfg.Version,
+	})
+	pb.RegisterPeerServiceServer(s.votes, s.replica.PeerServer())
+	return errors.Join(rules.Check(s.api), rules.Check(s.votes))
+}
+
+// callDied is told of a panic in a call's handler; the first one ends the server.
+func (s *Server) callDied(err error) {
+	select {
+	case s.died <- err:
+	default:
+	}
+}
+
+// watchCalls fails when a call's handler has panicked.
+func (s *Server) watchCalls(ctx context.Context) error {
+	select {
+	case err := <-s.died:
+		return err
+	case <-ctx.Done():
+		return nil
+	}
+}
