@@ -3,6 +3,7 @@ package run
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -25,7 +26,10 @@ type Links interface {
 // server that fails is left for the next one, and one that stays silent gets a
 // fresh connection [F50]. Safe for concurrent use; close it when done.
 type Voters struct {
-	links  Links
+	links Links
+
+	mu     sync.Mutex
+	closed bool
 	voters map[string]*voter
 }
 
@@ -33,15 +37,44 @@ type Voters struct {
 // it.
 func NewVoters(links Links, processes map[string][]link.Peer) *Voters {
 	v := &Voters{links: links, voters: map[string]*voter{}}
-	for id, peers := range processes {
-		v.voters[id] = &voter{id: id, links: links, peers: peers, conns: make([]*grpc.ClientConn, len(peers))}
-	}
+	v.SetProcesses(processes)
 	return v
+}
+
+// SetProcesses replaces the voters and their processes. Connections to processes
+// that stay, at the same address, are kept.
+func (v *Voters) SetProcesses(processes map[string][]link.Peer) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.closed {
+		return
+	}
+	for id, r := range v.voters {
+		if len(processes[id]) == 0 {
+			_ = r.close()
+			delete(v.voters, id)
+		}
+	}
+	for id, peers := range processes {
+		switch r := v.voters[id]; {
+		case len(peers) == 0:
+		case r == nil:
+			v.voters[id] = &voter{id: id, links: v.links, peers: slices.Clone(peers), conns: make([]*grpc.ClientConn, len(peers))}
+		default:
+			r.setPeers(peers)
+		}
+	}
+}
+
+func (v *Voters) voter(id string) *voter {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.voters[id]
 }
 
 // Voter returns the voter of that id, or nil.
 func (v *Voters) Voter(id string) Voter {
-	if r, ok := v.voters[id]; ok {
+	if r := v.voter(id); r != nil {
 		return r
 	}
 	return nil
@@ -49,8 +82,8 @@ func (v *Voters) Voter(id string) Voter {
 
 // RTT is the measured round-trip time to the process asked now; zero if none.
 func (v *Voters) RTT(id string) time.Duration {
-	r, ok := v.voters[id]
-	if !ok {
+	r := v.voter(id)
+	if r == nil {
 		return 0
 	}
 	r.mu.Lock()
@@ -63,6 +96,8 @@ func (v *Voters) RTT(id string) time.Duration {
 // Heard resets the back-off of connections to a process that was heard by
 // gossip [F50].
 func (v *Voters) Heard(process string) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
 	for _, r := range v.voters {
 		r.heard(process)
 	}
@@ -70,6 +105,9 @@ func (v *Voters) Heard(process string) {
 
 // Close ends all connections.
 func (v *Voters) Close() error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.closed = true
 	var errs []error
 	for _, r := range v.voters {
 		errs = append(errs, r.close())
@@ -80,12 +118,31 @@ func (v *Voters) Close() error {
 type voter struct {
 	id    string
 	links Links
-	peers []link.Peer
 
 	mu     sync.Mutex
 	closed bool
+	peers  []link.Peer
 	at     int // the process asked now
 	conns  []*grpc.ClientConn
+}
+
+// setPeers replaces the processes, of which there is at least one.
+func (r *voter) setPeers(peers []link.Peer) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if slices.Equal(r.peers, peers) {
+		return
+	}
+	asked := r.peers[r.at]
+	conns := make([]*grpc.ClientConn, len(peers))
+	for i, c := range r.conns {
+		if j := slices.Index(peers, r.peers[i]); j >= 0 {
+			conns[j] = c
+		} else if c != nil {
+			_ = c.Close()
+		}
+	}
+	r.peers, r.conns, r.at = slices.Clone(peers), conns, max(0, slices.Index(peers, asked))
 }
 
 var errClosed = errors.New("connections to the voters are closed")
@@ -108,39 +165,40 @@ func (r *voter) Accept(ctx context.Context, req *pb.AcceptRequest) (res *pb.Acce
 
 // call asks the present process and moves on when it fails.
 func (r *voter) call(do func(pb.VoteServiceClient) error) error {
-	conn, at, err := r.conn()
+	conn, err := r.conn()
 	if err != nil {
 		return err
 	}
 	err = do(pb.NewVoteServiceClient(conn))
 	if err != nil && status.Code(err) != codes.Canceled {
-		r.failed(at, conn, status.Code(err) == codes.DeadlineExceeded)
+		r.failed(conn, status.Code(err) == codes.DeadlineExceeded)
 	}
 	return err
 }
 
-func (r *voter) conn() (*grpc.ClientConn, int, error) {
+func (r *voter) conn() (*grpc.ClientConn, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {
-		return nil, 0, errClosed
+		return nil, errClosed
 	}
 	if r.conns[r.at] == nil {
 		conn, err := r.links.DialGRPC(link.PlaneVotes, r.peers[r.at])
 		if err != nil {
-			return nil, 0, err
+			return nil, err
 		}
 		r.conns[r.at] = conn
 	}
-	return r.conns[r.at], r.at, nil
+	return r.conns[r.at], nil
 }
 
 // failed moves on from a process, once however many calls failed with it. A
 // silent connection is given up: a blackhole may never break it.
-func (r *voter) failed(at int, conn *grpc.ClientConn, silent bool) {
+func (r *voter) failed(conn *grpc.ClientConn, silent bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.conns[at] != conn {
+	at := slices.Index(r.conns, conn)
+	if at < 0 {
 		return
 	}
 	if silent {

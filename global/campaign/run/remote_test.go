@@ -186,3 +186,49 @@ func TestACallerThatGaveUpBreaksNobodysConnection(t *testing.T) {
 		t.Errorf("%d connections", n)
 	}
 }
+
+// TestTheProcessesOfAVoterChange: a process that stays keeps its connection,
+// one that is gone is asked no more, a new one is, and so is a new voter.
+func TestTheProcessesOfAVoterChange(t *testing.T) {
+	a, b, c := serve(t, "us-1"), serve(t, "us-2"), serve(t, "us-3")
+	const id = "region/us"
+	v := NewVoters(links(t, pki.Identity{Role: pki.RoleRegion, Region: "eu", Name: "eu-1"}), map[string][]link.Peer{id: {a.peer, b.peer}})
+	ask := func(id string) string {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		r := v.Voter(id)
+		if r == nil {
+			return "no voter"
+		}
+		res, err := r.Prepare(ctx, &pb.PrepareRequest{})
+		if err != nil {
+			return status.Code(err).String()
+		}
+		return res.GetState().GetVoter().GetId()
+	}
+	if got := ask(id); got != "us-1" {
+		t.Fatal(got)
+	}
+	v.SetProcesses(map[string][]link.Peer{id: {c.peer, b.peer, a.peer}, "region/asia": {b.peer}})
+	if got := ask(id); got != "us-1" || a.taken() != 1 {
+		t.Errorf("the process that stays: asked %s, %d connections taken", got, a.taken())
+	}
+	if got := ask("region/asia"); got != "us-2" {
+		t.Errorf("the new voter: asked %s", got)
+	}
+	v.SetProcesses(map[string][]link.Peer{id: {c.peer, b.peer}})
+	if got := ask(id); got != "us-3" {
+		t.Errorf("after its process left: asked %s", got)
+	}
+	if got := ask("region/asia"); got != "no voter" {
+		t.Errorf("a voter that is gone: %s", got)
+	}
+	if err := v.Close(); err != nil {
+		t.Error(err)
+	}
+	v.SetProcesses(map[string][]link.Peer{"region/late": {a.peer}})
+	if got := ask("region/late"); got != "no voter" {
+		t.Errorf("after Close: %s", got)
+	}
+}
