@@ -14,7 +14,8 @@
 //   - it votes only when configured, and only for members of its cluster under
 //     its version.
 //
-// Goroutines: Run owns the gRPC server's, the detector's and the clock's watch;
+// Goroutines: Run owns the gRPC server's, the detector's, the clock's watch and
+// the follower of the peers;
 // all end before it returns.
 package witness
 
@@ -78,6 +79,9 @@ type Config struct {
 	Registry *prometheus.Registry
 	// Peers are all other region servers and witnesses.
 	Peers []Peer
+	// Follow calls its argument with each new list of peers until ctx ends (the
+	// cluster file changed); nil: they never change.
+	Follow func(ctx context.Context, changed func([]Peer)) error
 	// D is the head lease's length.
 	D time.Duration
 	// Credentials with the gossip key; nil only with Insecure.
@@ -152,6 +156,7 @@ type Witness struct {
 	health   *health.Server
 	metrics  *telemetry.Server // nil: not served
 	broken   chan error
+	peers    atomic.Pointer[[]Peer]
 	// clusterID is the configured one; nil before.
 	clusterID atomic.Pointer[string]
 }
@@ -164,6 +169,7 @@ func New(cfg Config) (w *Witness, err error) {
 		return nil, err
 	}
 	w = &Witness{cfg: cfg.withDefaults(), broken: make(chan error, 1)}
+	w.peers.Store(&w.cfg.Peers)
 	w.cfg.Clock = clock.WithFaults(w.cfg.Clock, w.cfg.Faults)
 	defer func() {
 		if err != nil {
@@ -219,7 +225,7 @@ func New(cfg Config) (w *Witness, err error) {
 
 // resolve tells whom a gossip name or address means.
 func (w *Witness) resolve(name, address string) (link.Peer, bool) {
-	for _, p := range w.cfg.Peers {
+	for _, p := range *w.peers.Load() {
 		if p.Name == name || (name == "" && p.Gossip == address) {
 			return link.Peer{Name: p.Name, Region: p.Region, Role: p.Role, Address: p.Gossip}, true
 		}
@@ -243,12 +249,34 @@ func (w *Witness) makeDetector() error {
 	if w.cfg.Credentials != nil {
 		c.Key = w.cfg.Credentials.GossipKey
 	}
-	for _, p := range w.cfg.Peers {
-		c.Peers = append(c.Peers, detector.Peer{Name: p.Name, Region: p.Region, Gossip: p.Gossip})
-	}
+	c.Peers = toDetector(w.cfg.Peers)
 	var err error
 	w.detector, err = detector.New(c)
 	return err
+}
+
+func toDetector(peers []Peer) []detector.Peer {
+	out := make([]detector.Peer, len(peers))
+	for i, p := range peers {
+		out[i] = detector.Peer{Name: p.Name, Region: p.Region, Gossip: p.Gossip}
+	}
+	return out
+}
+
+// followPeers takes new peers as they come.
+func (w *Witness) followPeers(ctx context.Context) error {
+	if w.cfg.Follow == nil {
+		<-ctx.Done()
+		return nil
+	}
+	return w.cfg.Follow(ctx, func(peers []Peer) {
+		if err := w.detector.SetPeers(toDetector(peers)); err != nil {
+			w.cfg.Logger.Error("new peers refused; those before stay", "error", err)
+			return
+		}
+		w.peers.Store(&peers)
+		w.cfg.Logger.Info("peers changed", "peers", len(peers))
+	})
 }
 
 // follow makes the detector go by the configuration in force.
@@ -306,6 +334,7 @@ func (w *Witness) Run(ctx context.Context) error {
 		rungroup.Task{Name: "metrics", Run: func(stop context.Context) error { return w.metrics.Run(ctx, stop) }},
 		rungroup.Task{Name: "disk", Run: w.awaitFailure},
 		rungroup.Task{Name: "clock", Run: w.watchClock},
+		rungroup.Task{Name: "peers", Run: w.followPeers},
 		rungroup.Task{Name: "detector", Run: w.detector.Run},
 		rungroup.Task{Name: "votes", Run: w.serve},
 	)

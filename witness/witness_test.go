@@ -451,3 +451,43 @@ func (o onMessage) Handle(_ context.Context, r slog.Record) error {
 }
 func (o onMessage) WithAttrs([]slog.Attr) slog.Handler { return o }
 func (o onMessage) WithGroup(string) slog.Handler      { return o }
+
+// TestPeersFollowTheClusterFile: a region that is added is judged, and resolved,
+// without a restart.
+func TestPeersFollowTheClusterFile(t *testing.T) {
+	change := make(chan []Peer)
+	taken := make(chan struct{})
+	cfg := configIn(t.TempDir())
+	cfg.Follow = func(ctx context.Context, changed func([]Peer)) error {
+		for {
+			select {
+			case p := <-change:
+				changed(p)
+				taken <- struct{}{}
+			case <-ctx.Done():
+				return nil
+			}
+		}
+	}
+	w := run(t, cfg)
+	put := func(p ...Peer) {
+		change <- p
+		<-taken
+	}
+	eu := Peer{Name: "eu-1", Role: pki.RoleRegion, Region: "eu", Gossip: "127.0.0.1:1"}
+	put(eu)
+	if got := w.detector.Reports(); len(got) != 1 || got[0].GetRegion() != "eu" {
+		t.Errorf("judged: %v", got)
+	}
+	if p, ok := w.resolve("eu-1", ""); !ok || p.Address != eu.Gossip {
+		t.Errorf("resolved as %v, %v", p, ok)
+	}
+	put(eu, eu) // unusable: nothing changes
+	if p, ok := w.resolve("eu-1", ""); !ok || p.Address != eu.Gossip {
+		t.Errorf("after a list that is refused: %v, %v", p, ok)
+	}
+	put()
+	if got := w.detector.Reports(); len(got) != 0 {
+		t.Errorf("judged although it is gone: %v", got)
+	}
+}

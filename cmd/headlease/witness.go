@@ -9,6 +9,7 @@ import (
 func newWitnessCmd(a *app) *cobra.Command {
 	return command.New(command.Env{
 		File:     a.clusterFile,
+		Path:     func() string { return a.config },
 		Insecure: func() bool { return a.insecure },
 		Logger:   a.logger,
 		Args:     usage,

@@ -7,12 +7,16 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
+	"os/signal"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
 	"github.com/headlease/headlease/internal/clock"
 	"github.com/headlease/headlease/internal/clusterfile"
+	"github.com/headlease/headlease/internal/clusterfile/load"
 	"github.com/headlease/headlease/internal/fault"
 	"github.com/headlease/headlease/internal/pki"
 	"github.com/headlease/headlease/internal/telemetry"
@@ -25,6 +29,8 @@ import (
 type Env struct {
 	// File reads the cluster file as the global flags say.
 	File func() (clusterfile.File, error)
+	// Path is where it is read from.
+	Path func() string
 	// Insecure tells of the global flag.
 	Insecure func() bool
 	Logger   func() (*slog.Logger, error)
@@ -60,7 +66,12 @@ It ends when its disk fails or hangs, on SIGTERM and on an interrupt.`,
 			if err != nil {
 				return err
 			}
-			return run(cmd.Context(), f, file, e.Insecure(), log)
+			watch := load.NewWatcher(e.Path(), log)
+			hup := make(chan os.Signal, 1)
+			signal.Notify(hup, syscall.SIGHUP)
+			defer signal.Stop(hup)
+			watch.Hup = hup
+			return run(cmd.Context(), f, file, watch, e.Insecure(), log)
 		},
 	}
 	cmd.Flags().StringVar(&f.name, "name", "", "which witness of the cluster file this is (HEADLEASE_NAME)")
@@ -70,10 +81,14 @@ It ends when its disk fails or hangs, on SIGTERM and on an interrupt.`,
 	return cmd
 }
 
-func run(ctx context.Context, f flags, file clusterfile.File, insecure bool, log *slog.Logger) error {
+func run(ctx context.Context, f flags, file clusterfile.File, watch *load.Watcher, insecure bool, log *slog.Logger) error {
 	cfg, err := configure(f, file, insecure)
 	if err != nil {
 		return err
+	}
+	cfg.Follow = func(ctx context.Context, changed func([]witness.Peer)) error {
+		file.Name = cfg.Name
+		return watch.Run(ctx, file, func(now clusterfile.File) { changed(peers(now, cfg.Name)) })
 	}
 	cfg.Logger = log
 	defer cfg.Faults.Close()
@@ -104,9 +119,7 @@ func configure(f flags, file clusterfile.File, insecure bool) (witness.Config, e
 		Cluster: file.Cluster, Name: w.Name, DataDir: file.DataDir, Votes: w.Votes, Gossip: w.Gossip, Metrics: w.Metrics, D: file.D,
 		Insecure: insecure, Version: version.String(),
 	}
-	for _, p := range file.Peers(w.Name) {
-		cfg.Peers = append(cfg.Peers, witness.Peer{Name: p.Name, Role: pki.Role(p.Role), Region: p.Region, Gossip: p.Gossip})
-	}
+	cfg.Peers = peers(file, w.Name)
 	var errs []error
 	if cfg.DataDir == "" {
 		errs = append(errs, errors.New("data_dir: is not set; give --data-dir or HEADLEASE_DATA_DIR"))
@@ -125,6 +138,14 @@ func configure(f flags, file clusterfile.File, insecure bool) (witness.Config, e
 		errs = append(errs, err)
 	}
 	return cfg, errors.Join(errs...)
+}
+
+func peers(file clusterfile.File, self string) []witness.Peer {
+	var out []witness.Peer
+	for _, p := range file.Peers(self) {
+		out = append(out, witness.Peer{Name: p.Name, Role: pki.Role(p.Role), Region: p.Region, Gossip: p.Gossip})
+	}
+	return out
 }
 
 // find returns the witness that this process is.

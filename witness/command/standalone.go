@@ -84,6 +84,7 @@ func standalone(stderr io.Writer) *cobra.Command {
 			}
 			return f, nil
 		},
+		Path:     func() string { return config },
 		Insecure: func() bool { return insecure },
 		Logger:   logger,
 		Args: func(check cobra.PositionalArgs) cobra.PositionalArgs {

@@ -47,7 +47,8 @@ func (w *Watcher) Poke() {
 }
 
 // Run calls changed with each new content of the file, read under the process's
-// environment, until ctx ends. was is the content that is in force.
+// environment, until ctx ends. was is the content that is in force, its Name this
+// process, which must stay as it is.
 func (w *Watcher) Run(ctx context.Context, was clusterfile.File, changed func(clusterfile.File)) error {
 	if w == nil {
 		<-ctx.Done()
@@ -83,6 +84,9 @@ func (w *Watcher) Run(ctx context.Context, was clusterfile.File, changed func(cl
 		}
 		seen = info
 		f, warnings, err := File(w.Path)
+		if err == nil {
+			err = clusterfile.CheckFollow(was, f)
+		}
 		if err != nil {
 			log.Error("cluster file changed and cannot be used; the one before stays in force", "file", w.Path, "error", err)
 			continue

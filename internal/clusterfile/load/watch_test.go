@@ -37,7 +37,7 @@ func TestARunningProcessFollowsTheFile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	was.Name, was.DataDir = "eu-2", "/data"
+	was.Name, was.DataDir = "eu-2", "/data" // as flags say
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
 		var got []clusterfile.File
