@@ -169,8 +169,13 @@ type SnapshotHeader struct {
 	PulseIndex   uint64               `protobuf:"varint,9,opt,name=pulse_index,json=pulseIndex,proto3" json:"pulse_index,omitempty"`
 	// The decision on the version after configuration.
 	ConfigRegister *ConfigRegister `protobuf:"bytes,30,opt,name=config_register,json=configRegister,proto3" json:"config_register,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Format 2. The feature level; must be durable: a server that fell back would
+	// refuse commands that the others apply.
+	Level uint32 `protobuf:"varint,10,opt,name=level,proto3" json:"level,omitempty"`
+	// Format 2. Where the removal of dropped epochs has come to.
+	Sweep         *SnapshotSweep `protobuf:"bytes,11,opt,name=sweep,proto3" json:"sweep,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SnapshotHeader) Reset() {
@@ -273,6 +278,83 @@ func (x *SnapshotHeader) GetConfigRegister() *ConfigRegister {
 	return nil
 }
 
+func (x *SnapshotHeader) GetLevel() uint32 {
+	if x != nil {
+		return x.Level
+	}
+	return 0
+}
+
+func (x *SnapshotHeader) GetSweep() *SnapshotSweep {
+	if x != nil {
+		return x.Sweep
+	}
+	return nil
+}
+
+type SnapshotSweep struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Passes over the resources and semaphores that are left; 0: none runs.
+	Passes uint32 `protobuf:"varint,1,opt,name=passes,proto3" json:"passes,omitempty"`
+	// The pass has come to the semaphores.
+	Semaphores bool `protobuf:"varint,2,opt,name=semaphores,proto3" json:"semaphores,omitempty"`
+	// The name to go on at.
+	At            string `protobuf:"bytes,3,opt,name=at,proto3" json:"at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SnapshotSweep) Reset() {
+	*x = SnapshotSweep{}
+	mi := &file_headlease_v1_snapshot_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SnapshotSweep) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SnapshotSweep) ProtoMessage() {}
+
+func (x *SnapshotSweep) ProtoReflect() protoreflect.Message {
+	mi := &file_headlease_v1_snapshot_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SnapshotSweep.ProtoReflect.Descriptor instead.
+func (*SnapshotSweep) Descriptor() ([]byte, []int) {
+	return file_headlease_v1_snapshot_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *SnapshotSweep) GetPasses() uint32 {
+	if x != nil {
+		return x.Passes
+	}
+	return 0
+}
+
+func (x *SnapshotSweep) GetSemaphores() bool {
+	if x != nil {
+		return x.Semaphores
+	}
+	return false
+}
+
+func (x *SnapshotSweep) GetAt() string {
+	if x != nil {
+		return x.At
+	}
+	return ""
+}
+
 type SnapshotPartition struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Name     string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -294,7 +376,7 @@ type SnapshotPartition struct {
 
 func (x *SnapshotPartition) Reset() {
 	*x = SnapshotPartition{}
-	mi := &file_headlease_v1_snapshot_proto_msgTypes[2]
+	mi := &file_headlease_v1_snapshot_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -306,7 +388,7 @@ func (x *SnapshotPartition) String() string {
 func (*SnapshotPartition) ProtoMessage() {}
 
 func (x *SnapshotPartition) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_snapshot_proto_msgTypes[2]
+	mi := &file_headlease_v1_snapshot_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -319,7 +401,7 @@ func (x *SnapshotPartition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotPartition.ProtoReflect.Descriptor instead.
 func (*SnapshotPartition) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_snapshot_proto_rawDescGZIP(), []int{2}
+	return file_headlease_v1_snapshot_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *SnapshotPartition) GetName() string {
@@ -387,7 +469,7 @@ type SnapshotSessions struct {
 
 func (x *SnapshotSessions) Reset() {
 	*x = SnapshotSessions{}
-	mi := &file_headlease_v1_snapshot_proto_msgTypes[3]
+	mi := &file_headlease_v1_snapshot_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -399,7 +481,7 @@ func (x *SnapshotSessions) String() string {
 func (*SnapshotSessions) ProtoMessage() {}
 
 func (x *SnapshotSessions) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_snapshot_proto_msgTypes[3]
+	mi := &file_headlease_v1_snapshot_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -412,7 +494,7 @@ func (x *SnapshotSessions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotSessions.ProtoReflect.Descriptor instead.
 func (*SnapshotSessions) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_snapshot_proto_rawDescGZIP(), []int{3}
+	return file_headlease_v1_snapshot_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *SnapshotSessions) GetSessions() []*SnapshotSession {
@@ -444,7 +526,7 @@ type SnapshotSession struct {
 
 func (x *SnapshotSession) Reset() {
 	*x = SnapshotSession{}
-	mi := &file_headlease_v1_snapshot_proto_msgTypes[4]
+	mi := &file_headlease_v1_snapshot_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -456,7 +538,7 @@ func (x *SnapshotSession) String() string {
 func (*SnapshotSession) ProtoMessage() {}
 
 func (x *SnapshotSession) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_snapshot_proto_msgTypes[4]
+	mi := &file_headlease_v1_snapshot_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -469,7 +551,7 @@ func (x *SnapshotSession) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotSession.ProtoReflect.Descriptor instead.
 func (*SnapshotSession) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_snapshot_proto_rawDescGZIP(), []int{4}
+	return file_headlease_v1_snapshot_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *SnapshotSession) GetId() string {
@@ -557,7 +639,7 @@ type SnapshotRequest struct {
 
 func (x *SnapshotRequest) Reset() {
 	*x = SnapshotRequest{}
-	mi := &file_headlease_v1_snapshot_proto_msgTypes[5]
+	mi := &file_headlease_v1_snapshot_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -569,7 +651,7 @@ func (x *SnapshotRequest) String() string {
 func (*SnapshotRequest) ProtoMessage() {}
 
 func (x *SnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_snapshot_proto_msgTypes[5]
+	mi := &file_headlease_v1_snapshot_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -582,7 +664,7 @@ func (x *SnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotRequest.ProtoReflect.Descriptor instead.
 func (*SnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_snapshot_proto_rawDescGZIP(), []int{5}
+	return file_headlease_v1_snapshot_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *SnapshotRequest) GetRequestId() uint64 {
@@ -626,7 +708,7 @@ type RequestRange struct {
 
 func (x *RequestRange) Reset() {
 	*x = RequestRange{}
-	mi := &file_headlease_v1_snapshot_proto_msgTypes[6]
+	mi := &file_headlease_v1_snapshot_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -638,7 +720,7 @@ func (x *RequestRange) String() string {
 func (*RequestRange) ProtoMessage() {}
 
 func (x *RequestRange) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_snapshot_proto_msgTypes[6]
+	mi := &file_headlease_v1_snapshot_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -651,7 +733,7 @@ func (x *RequestRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestRange.ProtoReflect.Descriptor instead.
 func (*RequestRange) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_snapshot_proto_rawDescGZIP(), []int{6}
+	return file_headlease_v1_snapshot_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *RequestRange) GetFirst() uint64 {
@@ -677,7 +759,7 @@ type SnapshotResources struct {
 
 func (x *SnapshotResources) Reset() {
 	*x = SnapshotResources{}
-	mi := &file_headlease_v1_snapshot_proto_msgTypes[7]
+	mi := &file_headlease_v1_snapshot_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -689,7 +771,7 @@ func (x *SnapshotResources) String() string {
 func (*SnapshotResources) ProtoMessage() {}
 
 func (x *SnapshotResources) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_snapshot_proto_msgTypes[7]
+	mi := &file_headlease_v1_snapshot_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -702,7 +784,7 @@ func (x *SnapshotResources) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotResources.ProtoReflect.Descriptor instead.
 func (*SnapshotResources) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_snapshot_proto_rawDescGZIP(), []int{7}
+	return file_headlease_v1_snapshot_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *SnapshotResources) GetResources() []*SnapshotResource {
@@ -741,7 +823,7 @@ type SnapshotResource struct {
 
 func (x *SnapshotResource) Reset() {
 	*x = SnapshotResource{}
-	mi := &file_headlease_v1_snapshot_proto_msgTypes[8]
+	mi := &file_headlease_v1_snapshot_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -753,7 +835,7 @@ func (x *SnapshotResource) String() string {
 func (*SnapshotResource) ProtoMessage() {}
 
 func (x *SnapshotResource) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_snapshot_proto_msgTypes[8]
+	mi := &file_headlease_v1_snapshot_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -766,7 +848,7 @@ func (x *SnapshotResource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotResource.ProtoReflect.Descriptor instead.
 func (*SnapshotResource) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_snapshot_proto_rawDescGZIP(), []int{8}
+	return file_headlease_v1_snapshot_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *SnapshotResource) GetName() string {
@@ -896,7 +978,7 @@ type SnapshotWaiter struct {
 
 func (x *SnapshotWaiter) Reset() {
 	*x = SnapshotWaiter{}
-	mi := &file_headlease_v1_snapshot_proto_msgTypes[9]
+	mi := &file_headlease_v1_snapshot_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -908,7 +990,7 @@ func (x *SnapshotWaiter) String() string {
 func (*SnapshotWaiter) ProtoMessage() {}
 
 func (x *SnapshotWaiter) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_snapshot_proto_msgTypes[9]
+	mi := &file_headlease_v1_snapshot_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -921,7 +1003,7 @@ func (x *SnapshotWaiter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotWaiter.ProtoReflect.Descriptor instead.
 func (*SnapshotWaiter) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_snapshot_proto_rawDescGZIP(), []int{9}
+	return file_headlease_v1_snapshot_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *SnapshotWaiter) GetSessionId() string {
@@ -976,7 +1058,7 @@ type SnapshotSemaphores struct {
 
 func (x *SnapshotSemaphores) Reset() {
 	*x = SnapshotSemaphores{}
-	mi := &file_headlease_v1_snapshot_proto_msgTypes[10]
+	mi := &file_headlease_v1_snapshot_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -988,7 +1070,7 @@ func (x *SnapshotSemaphores) String() string {
 func (*SnapshotSemaphores) ProtoMessage() {}
 
 func (x *SnapshotSemaphores) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_snapshot_proto_msgTypes[10]
+	mi := &file_headlease_v1_snapshot_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1001,7 +1083,7 @@ func (x *SnapshotSemaphores) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotSemaphores.ProtoReflect.Descriptor instead.
 func (*SnapshotSemaphores) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_snapshot_proto_rawDescGZIP(), []int{10}
+	return file_headlease_v1_snapshot_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *SnapshotSemaphores) GetSemaphores() []*SnapshotSemaphore {
@@ -1026,7 +1108,7 @@ type SnapshotSemaphore struct {
 
 func (x *SnapshotSemaphore) Reset() {
 	*x = SnapshotSemaphore{}
-	mi := &file_headlease_v1_snapshot_proto_msgTypes[11]
+	mi := &file_headlease_v1_snapshot_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1038,7 +1120,7 @@ func (x *SnapshotSemaphore) String() string {
 func (*SnapshotSemaphore) ProtoMessage() {}
 
 func (x *SnapshotSemaphore) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_snapshot_proto_msgTypes[11]
+	mi := &file_headlease_v1_snapshot_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1051,7 +1133,7 @@ func (x *SnapshotSemaphore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotSemaphore.ProtoReflect.Descriptor instead.
 func (*SnapshotSemaphore) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_snapshot_proto_rawDescGZIP(), []int{11}
+	return file_headlease_v1_snapshot_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *SnapshotSemaphore) GetName() string {
@@ -1103,7 +1185,7 @@ type SnapshotFooter struct {
 
 func (x *SnapshotFooter) Reset() {
 	*x = SnapshotFooter{}
-	mi := &file_headlease_v1_snapshot_proto_msgTypes[12]
+	mi := &file_headlease_v1_snapshot_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1115,7 +1197,7 @@ func (x *SnapshotFooter) String() string {
 func (*SnapshotFooter) ProtoMessage() {}
 
 func (x *SnapshotFooter) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_snapshot_proto_msgTypes[12]
+	mi := &file_headlease_v1_snapshot_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1128,7 +1210,7 @@ func (x *SnapshotFooter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotFooter.ProtoReflect.Descriptor instead.
 func (*SnapshotFooter) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_snapshot_proto_rawDescGZIP(), []int{12}
+	return file_headlease_v1_snapshot_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *SnapshotFooter) GetSessions() uint64 {
@@ -1172,7 +1254,7 @@ const file_headlease_v1_snapshot_proto_rawDesc = "" +
 	"\n" +
 	"semaphores\x18\x05 \x01(\v2 .headlease.v1.SnapshotSemaphoresH\x00R\n" +
 	"semaphoresB\x06\n" +
-	"\x04kind\"\xd0\x03\n" +
+	"\x04kind\"\x99\x04\n" +
 	"\x0eSnapshotHeader\x12\x16\n" +
 	"\x06format\x18\x01 \x01(\rR\x06format\x12\x16\n" +
 	"\x06region\x18\x02 \x01(\tR\x06region\x12 \n" +
@@ -1186,7 +1268,16 @@ const file_headlease_v1_snapshot_proto_rawDesc = "" +
 	"\rapplied_index\x18\b \x01(\x04R\fappliedIndex\x12\x1f\n" +
 	"\vpulse_index\x18\t \x01(\x04R\n" +
 	"pulseIndex\x12E\n" +
-	"\x0fconfig_register\x18\x1e \x01(\v2\x1c.headlease.v1.ConfigRegisterR\x0econfigRegister\"\x8d\x02\n" +
+	"\x0fconfig_register\x18\x1e \x01(\v2\x1c.headlease.v1.ConfigRegisterR\x0econfigRegister\x12\x14\n" +
+	"\x05level\x18\n" +
+	" \x01(\rR\x05level\x121\n" +
+	"\x05sweep\x18\v \x01(\v2\x1b.headlease.v1.SnapshotSweepR\x05sweep\"W\n" +
+	"\rSnapshotSweep\x12\x16\n" +
+	"\x06passes\x18\x01 \x01(\rR\x06passes\x12\x1e\n" +
+	"\n" +
+	"semaphores\x18\x02 \x01(\bR\n" +
+	"semaphores\x12\x0e\n" +
+	"\x02at\x18\x03 \x01(\tR\x02at\"\x8d\x02\n" +
 	"\x11SnapshotPartition\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x122\n" +
 	"\bregister\x18\x02 \x01(\v2\x16.headlease.v1.RegisterR\bregister\x12\x14\n" +
@@ -1286,53 +1377,55 @@ func file_headlease_v1_snapshot_proto_rawDescGZIP() []byte {
 	return file_headlease_v1_snapshot_proto_rawDescData
 }
 
-var file_headlease_v1_snapshot_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_headlease_v1_snapshot_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_headlease_v1_snapshot_proto_goTypes = []any{
 	(*SnapshotChunk)(nil),        // 0: headlease.v1.SnapshotChunk
 	(*SnapshotHeader)(nil),       // 1: headlease.v1.SnapshotHeader
-	(*SnapshotPartition)(nil),    // 2: headlease.v1.SnapshotPartition
-	(*SnapshotSessions)(nil),     // 3: headlease.v1.SnapshotSessions
-	(*SnapshotSession)(nil),      // 4: headlease.v1.SnapshotSession
-	(*SnapshotRequest)(nil),      // 5: headlease.v1.SnapshotRequest
-	(*RequestRange)(nil),         // 6: headlease.v1.RequestRange
-	(*SnapshotResources)(nil),    // 7: headlease.v1.SnapshotResources
-	(*SnapshotResource)(nil),     // 8: headlease.v1.SnapshotResource
-	(*SnapshotWaiter)(nil),       // 9: headlease.v1.SnapshotWaiter
-	(*SnapshotSemaphores)(nil),   // 10: headlease.v1.SnapshotSemaphores
-	(*SnapshotSemaphore)(nil),    // 11: headlease.v1.SnapshotSemaphore
-	(*SnapshotFooter)(nil),       // 12: headlease.v1.SnapshotFooter
-	nil,                          // 13: headlease.v1.SnapshotSession.LabelsEntry
-	(*ClusterConfiguration)(nil), // 14: headlease.v1.ClusterConfiguration
-	(*VoterRecord)(nil),          // 15: headlease.v1.VoterRecord
-	(*ConfigRegister)(nil),       // 16: headlease.v1.ConfigRegister
-	(*Register)(nil),             // 17: headlease.v1.Register
-	(PartitionPhase)(0),          // 18: headlease.v1.PartitionPhase
+	(*SnapshotSweep)(nil),        // 2: headlease.v1.SnapshotSweep
+	(*SnapshotPartition)(nil),    // 3: headlease.v1.SnapshotPartition
+	(*SnapshotSessions)(nil),     // 4: headlease.v1.SnapshotSessions
+	(*SnapshotSession)(nil),      // 5: headlease.v1.SnapshotSession
+	(*SnapshotRequest)(nil),      // 6: headlease.v1.SnapshotRequest
+	(*RequestRange)(nil),         // 7: headlease.v1.RequestRange
+	(*SnapshotResources)(nil),    // 8: headlease.v1.SnapshotResources
+	(*SnapshotResource)(nil),     // 9: headlease.v1.SnapshotResource
+	(*SnapshotWaiter)(nil),       // 10: headlease.v1.SnapshotWaiter
+	(*SnapshotSemaphores)(nil),   // 11: headlease.v1.SnapshotSemaphores
+	(*SnapshotSemaphore)(nil),    // 12: headlease.v1.SnapshotSemaphore
+	(*SnapshotFooter)(nil),       // 13: headlease.v1.SnapshotFooter
+	nil,                          // 14: headlease.v1.SnapshotSession.LabelsEntry
+	(*ClusterConfiguration)(nil), // 15: headlease.v1.ClusterConfiguration
+	(*VoterRecord)(nil),          // 16: headlease.v1.VoterRecord
+	(*ConfigRegister)(nil),       // 17: headlease.v1.ConfigRegister
+	(*Register)(nil),             // 18: headlease.v1.Register
+	(PartitionPhase)(0),          // 19: headlease.v1.PartitionPhase
 }
 var file_headlease_v1_snapshot_proto_depIdxs = []int32{
 	1,  // 0: headlease.v1.SnapshotChunk.header:type_name -> headlease.v1.SnapshotHeader
-	3,  // 1: headlease.v1.SnapshotChunk.sessions:type_name -> headlease.v1.SnapshotSessions
-	7,  // 2: headlease.v1.SnapshotChunk.resources:type_name -> headlease.v1.SnapshotResources
-	12, // 3: headlease.v1.SnapshotChunk.footer:type_name -> headlease.v1.SnapshotFooter
-	10, // 4: headlease.v1.SnapshotChunk.semaphores:type_name -> headlease.v1.SnapshotSemaphores
-	14, // 5: headlease.v1.SnapshotHeader.configuration:type_name -> headlease.v1.ClusterConfiguration
-	2,  // 6: headlease.v1.SnapshotHeader.partitions:type_name -> headlease.v1.SnapshotPartition
-	15, // 7: headlease.v1.SnapshotHeader.voters:type_name -> headlease.v1.VoterRecord
-	16, // 8: headlease.v1.SnapshotHeader.config_register:type_name -> headlease.v1.ConfigRegister
-	17, // 9: headlease.v1.SnapshotPartition.register:type_name -> headlease.v1.Register
-	18, // 10: headlease.v1.SnapshotPartition.phase:type_name -> headlease.v1.PartitionPhase
-	4,  // 11: headlease.v1.SnapshotSessions.sessions:type_name -> headlease.v1.SnapshotSession
-	13, // 12: headlease.v1.SnapshotSession.labels:type_name -> headlease.v1.SnapshotSession.LabelsEntry
-	5,  // 13: headlease.v1.SnapshotSession.requests:type_name -> headlease.v1.SnapshotRequest
-	6,  // 14: headlease.v1.SnapshotSession.seen:type_name -> headlease.v1.RequestRange
-	8,  // 15: headlease.v1.SnapshotResources.resources:type_name -> headlease.v1.SnapshotResource
-	9,  // 16: headlease.v1.SnapshotResource.waiters:type_name -> headlease.v1.SnapshotWaiter
-	11, // 17: headlease.v1.SnapshotSemaphores.semaphores:type_name -> headlease.v1.SnapshotSemaphore
-	9,  // 18: headlease.v1.SnapshotSemaphore.waiters:type_name -> headlease.v1.SnapshotWaiter
-	19, // [19:19] is the sub-list for method output_type
-	19, // [19:19] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	4,  // 1: headlease.v1.SnapshotChunk.sessions:type_name -> headlease.v1.SnapshotSessions
+	8,  // 2: headlease.v1.SnapshotChunk.resources:type_name -> headlease.v1.SnapshotResources
+	13, // 3: headlease.v1.SnapshotChunk.footer:type_name -> headlease.v1.SnapshotFooter
+	11, // 4: headlease.v1.SnapshotChunk.semaphores:type_name -> headlease.v1.SnapshotSemaphores
+	15, // 5: headlease.v1.SnapshotHeader.configuration:type_name -> headlease.v1.ClusterConfiguration
+	3,  // 6: headlease.v1.SnapshotHeader.partitions:type_name -> headlease.v1.SnapshotPartition
+	16, // 7: headlease.v1.SnapshotHeader.voters:type_name -> headlease.v1.VoterRecord
+	17, // 8: headlease.v1.SnapshotHeader.config_register:type_name -> headlease.v1.ConfigRegister
+	2,  // 9: headlease.v1.SnapshotHeader.sweep:type_name -> headlease.v1.SnapshotSweep
+	18, // 10: headlease.v1.SnapshotPartition.register:type_name -> headlease.v1.Register
+	19, // 11: headlease.v1.SnapshotPartition.phase:type_name -> headlease.v1.PartitionPhase
+	5,  // 12: headlease.v1.SnapshotSessions.sessions:type_name -> headlease.v1.SnapshotSession
+	14, // 13: headlease.v1.SnapshotSession.labels:type_name -> headlease.v1.SnapshotSession.LabelsEntry
+	6,  // 14: headlease.v1.SnapshotSession.requests:type_name -> headlease.v1.SnapshotRequest
+	7,  // 15: headlease.v1.SnapshotSession.seen:type_name -> headlease.v1.RequestRange
+	9,  // 16: headlease.v1.SnapshotResources.resources:type_name -> headlease.v1.SnapshotResource
+	10, // 17: headlease.v1.SnapshotResource.waiters:type_name -> headlease.v1.SnapshotWaiter
+	12, // 18: headlease.v1.SnapshotSemaphores.semaphores:type_name -> headlease.v1.SnapshotSemaphore
+	10, // 19: headlease.v1.SnapshotSemaphore.waiters:type_name -> headlease.v1.SnapshotWaiter
+	20, // [20:20] is the sub-list for method output_type
+	20, // [20:20] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_headlease_v1_snapshot_proto_init() }
@@ -1355,7 +1448,7 @@ func file_headlease_v1_snapshot_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_headlease_v1_snapshot_proto_rawDesc), len(file_headlease_v1_snapshot_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   14,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
