@@ -9,7 +9,8 @@ import (
 // Applied feeds the leader's tables from the FSM goroutine, in log order. At
 // this server's own TermBegun they are built from the View at that entry; the
 // other events of that entry are in the View already.
-func (s *Server) Applied(_, _ uint64, events []state.Event) {
+func (s *Server) Applied(index, _ uint64, events []state.Event) {
+	s.watches.Applied(index, s.process.Region, events)
 	for _, e := range events {
 		switch e := e.(type) {
 		case state.TermBegun:
@@ -49,6 +50,7 @@ func (s *Server) configured(d time.Duration) {
 // Restored follows a snapshot that replaced the state of a follower, which
 // keeps no tables.
 func (s *Server) Restored() {
+	s.watches.Restored()
 	if c := s.replica.View().Configuration(); c != nil {
 		s.configured(time.Duration(c.GetDNs()))
 	}

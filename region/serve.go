@@ -78,7 +78,9 @@ func (s *Server) makeServers() error {
 	s.api, s.votes = server(link.PlaneAPI), server(link.PlaneVotes)
 	raft := s.raft()
 	pb.RegisterSessionServiceServer(s.api, &api.Sessions{Region: s.process.Region, Raft: raft, Lessor: s.lessor, Identify: identify})
-	pb.RegisterLeaseServiceServer(s.api, &api.Leases{Region: s.process.Region, Raft: raft, Lessor: s.lessor, Clock: s.cfg.Clock, Addresses: s.peers.addresses})
+	leases := &api.Leases{Region: s.process.Region, Raft: raft, Lessor: s.lessor, Clock: s.cfg.Clock, Addresses: s.peers.addresses}
+	pb.RegisterLeaseServiceServer(s.api, leases)
+	pb.RegisterWatchServiceServer(s.api, &api.Watches{Region: s.process.Region, Raft: s.replica, Hub: s.watches, Leases: leases})
 	pb.RegisterClusterServiceServer(s.api, &api.Cluster{
 		Region: s.process.Region, Server: s.process.Name, Version: s.cfg.Version,
 		Replica: s.replica, Campaign: s.campaign, Detector: s.detector, Clock: s.cfg.Clock,

@@ -28,6 +28,7 @@ import (
 	lessorrun "github.com/headlease/headlease/region/lessor/run"
 	"github.com/headlease/headlease/region/replica"
 	"github.com/headlease/headlease/region/vote"
+	"github.com/headlease/headlease/region/watch"
 )
 
 // stopGrace is how long calls under way may last when the server stops.
@@ -50,6 +51,7 @@ type Server struct {
 	voter    *vote.Voter
 	lessor   *lessorrun.Shell
 	campaign *campaignrun.Shell
+	watches  *watch.Hub
 	api      *grpc.Server
 	votes    *grpc.Server
 	health   *health.Server
@@ -205,6 +207,10 @@ func (s *Server) makeShells() {
 		Region: s.process.Region, Raft: s.replica, Detector: detectorHint(s.verdict),
 		Clock: s.cfg.Clock, Registerer: s.cfg.Registry, Logger: s.cfg.Logger, NeverApplied: neverApplied,
 	})
+	s.watches = watch.New(watch.Config{
+		State:      func() watch.State { return watch.Of(s.process.Region, s.replica.View()) },
+		Registerer: s.cfg.Registry, Logger: s.cfg.Logger,
+	})
 	s.lessor = lessorrun.New(lessorrun.Config{Raft: s.replica, Clock: s.cfg.Clock, Registerer: s.cfg.Registry, Logger: s.cfg.Logger})
 	s.campaign = campaignrun.New(campaignrun.Config{
 		Region: s.process.Region, Own: s.voter, Remote: newVoters(s.cfg.Registry, s.remote, slices.Sorted(maps.Keys(s.peers.voters()))),
@@ -240,6 +246,7 @@ func (s *Server) Run(ctx context.Context) error {
 		rungroup.Task{Name: "calls", Run: s.watchCalls},
 		rungroup.Task{Name: "detector", Run: s.detector.Run},
 		rungroup.Task{Name: "lessor", Run: s.lessor.Run},
+		rungroup.Task{Name: "watches", Run: s.watches.Run},
 		rungroup.Task{Name: "votes", Run: func(ctx context.Context) error { return link.ServeGRPC(ctx, s.votes, s.votesLn, stopGrace) }},
 		rungroup.Task{Name: "api", Run: func(ctx context.Context) error { return link.ServeGRPC(ctx, s.api, s.apiLn, stopGrace) }},
 		rungroup.Task{Name: "campaign", Run: s.campaign.Run},

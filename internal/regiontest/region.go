@@ -16,6 +16,7 @@ import (
 	"github.com/headlease/headlease/region/lessor/run"
 	"github.com/headlease/headlease/region/replica"
 	"github.com/headlease/headlease/region/state"
+	"github.com/headlease/headlease/region/watch"
 )
 
 // Partition is the one partition of a region's configuration: all shards.
@@ -57,6 +58,7 @@ type Region struct {
 	network *Network
 	cfg     Config
 	lessor  *run.Shell
+	watches *watch.Hub
 	servers []*Server
 
 	mu      sync.Mutex
@@ -74,6 +76,7 @@ func (n *Network) Region(cfg Config) *Region {
 	cfg = cfg.withDefaults()
 	r := &Region{t: n.t, network: n, cfg: cfg, machine: state.New(), leader: -1, applied: make(chan struct{})}
 	r.lessor = run.New(run.Config{Raft: r, Clock: cfg.Clock, Lessor: lessor.Config{PushEvery: cfg.D / 5}, Logger: cfg.Logger})
+	r.watches = watch.New(watch.Config{State: func() watch.State { return watch.Of(cfg.Name, r.View()) }, Logger: cfg.Logger})
 	for i := range cfg.Servers {
 		r.servers = append(r.servers, newServer(r, fmt.Sprintf("%s-%d", cfg.Name, i+1)))
 	}
@@ -87,6 +90,7 @@ func (n *Network) Region(cfg Config) *Region {
 	ctx, cancel := context.WithCancel(context.Background())
 	var work sync.WaitGroup
 	work.Go(func() { _ = r.lessor.Run(ctx) })
+	work.Go(func() { _ = r.watches.Run(ctx) })
 	work.Go(func() { r.hold(ctx) })
 	n.t.Cleanup(func() {
 		for _, s := range r.servers {
@@ -245,6 +249,7 @@ func (r *Region) must(c *pb.Command) *pb.CommandResult {
 func (r *Region) apply(c *pb.Command) (*pb.CommandResult, []state.Event) {
 	r.index++
 	res, events := r.machine.Apply(r.index, r.term, c)
+	r.watches.Applied(r.index, r.cfg.Name, events)
 	close(r.applied)
 	r.applied = make(chan struct{})
 	return res, events

@@ -54,9 +54,11 @@ func (s *Server) Start() {
 	options := append(rules.ServerOptions(), grpc.ChainUnaryInterceptor(forward.Unary), grpc.ChainStreamInterceptor(forward.Stream))
 	s.grpc, s.in, s.done = grpc.NewServer(options...), newListener(), make(chan struct{})
 	pb.RegisterSessionServiceServer(s.grpc, &api.Sessions{Region: r.cfg.Name, Raft: r, Lessor: r.lessor, Identify: identify})
-	pb.RegisterLeaseServiceServer(s.grpc, &api.Leases{
+	leases := &api.Leases{
 		Region: r.cfg.Name, Raft: r, Lessor: r.lessor, Clock: r.cfg.Clock, Addresses: func(string) []string { return nil },
-	})
+	}
+	pb.RegisterLeaseServiceServer(s.grpc, leases)
+	pb.RegisterWatchServiceServer(s.grpc, &api.Watches{Region: r.cfg.Name, Raft: r, Hub: r.watches, Leases: leases})
 	if err := rules.Check(s.grpc); err != nil {
 		panic(err)
 	}

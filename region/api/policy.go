@@ -41,6 +41,8 @@ func Policy() policy.Table {
 		pb.LeaseService_GetLease_FullMethodName:      {Deadline: shortCall, MaxRequestBytes: smallRequest, Roles: clients},
 		pb.LeaseService_ListLeases_FullMethodName:    {Deadline: shortCall, MaxRequestBytes: smallRequest, Roles: clients},
 
+		pb.WatchService_Watch_FullMethodName: {Deadline: policy.NoDeadline, MaxRequestBytes: smallRequest, Roles: clients},
+
 		pb.ClusterService_DescribeServer_FullMethodName: {Deadline: shortCall, MaxRequestBytes: smallRequest, Roles: all},
 		pb.ClusterService_InitRegion_FullMethodName:     {Deadline: 30 * time.Second, MaxRequestBytes: openRequest, Roles: admins},
 		pb.ClusterService_Status_FullMethodName:         {Deadline: shortCall, MaxRequestBytes: smallRequest, Roles: all},
@@ -71,6 +73,7 @@ func Local() map[string]bool {
 		pb.ClusterService_DescribeServer_FullMethodName:             true,
 		pb.ClusterService_InitRegion_FullMethodName:                 true,
 		pb.PeerService_CurrentTerm_FullMethodName:                   true,
+		pb.WatchService_Watch_FullMethodName:                        true,
 		"/grpc.health.v1.Health/Check":                              true,
 		"/grpc.health.v1.Health/List":                               true,
 		"/grpc.health.v1.Health/Watch":                              true,
