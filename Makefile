@@ -29,13 +29,13 @@ build: ## bin/headlease and bin/headlease-witness, static
 
 test: unit processes drills fuzz-short ## all tests, the drills, and a short run of each fuzz target
 
-unit: need-cc need-redis # tests inside one process, with the race detector
+unit: need-cc need-redis need-postgres # tests inside one process, with the race detector
 	go test -race -timeout 15m $(OTHERS)
 
 processes: # tests that start processes, one package after the other
 	go test -p 1 -timeout 20m $(PROCESSES)
 
-race: need-cc need-redis ## all tests with the race detector, also of processes
+race: need-cc need-redis need-postgres ## all tests with the race detector, also of processes
 	go test -race -timeout 15m $(OTHERS)
 	go test -race -p 1 -timeout 40m $(PROCESSES)
 
@@ -75,7 +75,7 @@ explore: ## the explorers of the pure cores, EXPLORE (3m) each
 spec: need-cc need-spin ## the Promela models: small complete searches, and every broken rule is caught
 	spec/check.sh
 
-bench: need-redis ## every benchmark
+bench: need-redis need-postgres ## every benchmark
 	go test -run '^$$' -bench . -benchmem ./...
 
 demo: build ## lose a region: promotion, and the stale write is refused
@@ -91,12 +91,14 @@ soak: build ## region losses over and over, RUNS (10) times; prints the failover
 clean: ## remove what was built
 	rm -rf bin
 
-.PHONY: need-cc need-git need-redis need-spin
+.PHONY: need-cc need-git need-redis need-postgres need-spin
 need-cc: # the race detector and spin's verifiers are compiled by a C compiler
 	@scripts/need.sh gcc gcc libc6-dev
 need-git:
 	@scripts/need.sh git git
 need-redis: # the Redis guard's tests run a real server
 	@scripts/need.sh redis-server redis-server
+need-postgres: # so do the PostgreSQL guard's; Debian keeps the server itself out of PATH
+	@command -v postgres >/dev/null || scripts/need.sh pg_ctlcluster postgresql
 need-spin:
 	@scripts/need.sh spin spin
