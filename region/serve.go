@@ -92,6 +92,7 @@ func (s *Server) makeServers() error {
 	pb.RegisterVoteServiceServer(s.votes, &api.Votes{
 		Voter: s.voter, Raft: s.replica, Clock: s.cfg.Clock, Detector: s.detector, Identify: identify, Version: s.cfg.Version,
 	})
+	pb.RegisterConfigServiceServer(s.votes, &api.Configs{Voter: s.voter, Raft: s.replica})
 	pb.RegisterPeerServiceServer(s.votes, s.replica.PeerServer())
 	return errors.Join(rules.Check(s.api), rules.Check(s.votes))
 }

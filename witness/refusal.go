@@ -28,6 +28,7 @@ func refusalOf(err error) error {
 		cluster *config.OtherClusterError
 		version *config.VersionError
 		field   *config.FieldError
+		content *config.InvalidError
 	)
 	switch {
 	case errors.Is(err, config.ErrUninitialised):
@@ -35,7 +36,9 @@ func refusalOf(err error) error {
 	case errors.As(err, &cluster):
 		return refusal(codes.FailedPrecondition, otherCluster(cluster.Own, 0), "%v", err)
 	case errors.As(err, &version):
-		return refusal(codes.FailedPrecondition, otherCluster("", version.Own), "%v", err)
+		return withDetail(refusal(codes.FailedPrecondition, otherCluster("", version.Own), "%v", err), version.Proto())
+	case errors.As(err, &content):
+		return invalid("proposed", content.Error())
 	case errors.As(err, &field):
 		return invalid(field.Field, field.Remedy)
 	}
@@ -49,4 +52,12 @@ func otherCluster(id string, version uint64) *pb.ErrorDetail {
 func invalid(field, remedy string) error {
 	return refusal(codes.InvalidArgument, &pb.ErrorDetail{Kind: &pb.ErrorDetail_Invalid{Invalid: &pb.Invalid{Field: field, Remedy: remedy}}},
 		"%s: %s", field, remedy)
+}
+
+// withDetail adds a detail to a gRPC error.
+func withDetail(err error, detail *pb.VersionMismatch) error {
+	if st, e := status.Convert(err).WithDetails(detail); e == nil {
+		return st.Err()
+	}
+	return err
 }

@@ -22,7 +22,12 @@ func policyTable() policy.Table {
 		pb.VoteService_Prepare_FullMethodName:       {Deadline: 5 * time.Second, MaxRequestBytes: voteBytes, Roles: []policy.Role{policy.Region}},
 		pb.VoteService_Accept_FullMethodName:        {Deadline: 5 * time.Second, MaxRequestBytes: voteBytes, Roles: []policy.Role{policy.Region}},
 		pb.VoteService_DescribeVoter_FullMethodName: {Deadline: 5 * time.Second, MaxRequestBytes: 1 << 10, Roles: servers},
-		pb.VoteService_Configure_FullMethodName:     {Deadline: 10 * time.Second, MaxRequestBytes: voteBytes, Roles: []policy.Role{policy.Admin}},
+		pb.VoteService_Configure_FullMethodName:     {Deadline: 10 * time.Second, MaxRequestBytes: voteBytes, Roles: []policy.Role{policy.Region, policy.Admin}},
+
+		pb.ConfigService_PrepareConfig_FullMethodName: {Deadline: 5 * time.Second, MaxRequestBytes: 4 << 10, Roles: []policy.Role{policy.Admin}},
+		pb.ConfigService_AcceptConfig_FullMethodName:  {Deadline: 5 * time.Second, MaxRequestBytes: voteBytes, Roles: []policy.Role{policy.Admin}},
+		pb.ConfigService_PrepareAgain_FullMethodName:  {Deadline: 5 * time.Second, MaxRequestBytes: voteBytes, Roles: []policy.Role{policy.Admin}},
+		pb.ConfigService_AcceptAgain_FullMethodName:   {Deadline: 5 * time.Second, MaxRequestBytes: voteBytes, Roles: []policy.Role{policy.Admin}},
 
 		"/grpc.health.v1.Health/Check": {Deadline: 5 * time.Second, MaxRequestBytes: 1 << 10, Roles: servers},
 		"/grpc.health.v1.Health/List":  {Deadline: 5 * time.Second, MaxRequestBytes: 1 << 10, Roles: servers},
@@ -34,10 +39,11 @@ func policyTable() policy.Table {
 	}
 }
 
-// service is the VoteService of a witness: it checks what a message may say,
-// the voter judges it.
+// service is the VoteService and the ConfigService of a witness: it checks what
+// a message may say, the voter judges it.
 type service struct {
 	pb.UnimplementedVoteServiceServer
+	pb.UnimplementedConfigServiceServer
 	voter *voter
 	// caller is the proven identity of the other end.
 	caller func(context.Context) (link.Identity, bool)
@@ -70,12 +76,38 @@ func (s *service) DescribeVoter(ctx context.Context, _ *pb.DescribeVoterRequest)
 	return s.voter.describe(ctx)
 }
 
-// Configure gives the witness configuration 1.
+// Configure gives the witness a decided configuration.
 func (s *service) Configure(ctx context.Context, req *pb.ConfigureRequest) (*pb.ConfigureResponse, error) {
 	if req.GetConfiguration() == nil {
-		return nil, invalid("configuration", "is missing; send the cluster's first configuration")
+		return nil, invalid("configuration", "is missing; send a decided configuration")
 	}
 	return s.voter.configure(ctx, req.GetConfiguration())
+}
+
+// PrepareConfig promises a ballot for the next configuration.
+func (s *service) PrepareConfig(ctx context.Context, req *pb.PrepareConfigRequest) (*pb.PrepareConfigResponse, error) {
+	return s.voter.prepareConfig(ctx, req)
+}
+
+// AcceptConfig takes a proposal for the next configuration.
+func (s *service) AcceptConfig(ctx context.Context, req *pb.AcceptConfigRequest) (*pb.AcceptConfigResponse, error) {
+	return s.voter.acceptConfig(ctx, req)
+}
+
+// PrepareAgain promises a ballot for values that stay as they are.
+func (s *service) PrepareAgain(ctx context.Context, req *pb.PrepareAgainRequest) (*pb.PrepareAgainResponse, error) {
+	if err := config.CheckPrepareAgain(req); err != nil {
+		return nil, refusalOf(err)
+	}
+	return s.voter.prepareAgain(ctx, req)
+}
+
+// AcceptAgain takes values that were proposed before.
+func (s *service) AcceptAgain(ctx context.Context, req *pb.AcceptAgainRequest) (*pb.AcceptAgainResponse, error) {
+	if err := config.CheckAcceptAgain(req); err != nil {
+		return nil, refusalOf(err)
+	}
+	return s.voter.acceptAgain(ctx, req)
 }
 
 // checkCandidate lets a region vote for itself only.

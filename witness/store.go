@@ -15,6 +15,7 @@ import (
 	bolterrors "go.etcd.io/bbolt/errors"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/headlease/headlease/global/config"
 	"github.com/headlease/headlease/global/register"
 	"github.com/headlease/headlease/internal/fault"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
@@ -47,6 +48,9 @@ var (
 	keyLives         = []byte("lives")
 	keyWrites        = []byte("writes")
 	keyConfiguration = []byte("configuration")
+	// keyConfigRegister: if it were lost, two next configurations could be
+	// decided.
+	keyConfigRegister = []byte("config_register")
 )
 
 // maxLives bounds the lives that are remembered, 8 bytes each: a region that
@@ -73,8 +77,9 @@ type identity struct {
 // contents is everything that was durable when the store was opened.
 type contents struct {
 	identity
-	configuration *pb.ClusterConfiguration
-	registers     map[string]register.Record
+	configuration  *pb.ClusterConfiguration
+	configRegister config.Register
+	registers      map[string]register.Record
 }
 
 // store keeps a witness's registers on bbolt: each write is one transaction,
@@ -232,6 +237,13 @@ func (s *store) read(tx *bolt.Tx, meta *bolt.Bucket, got *contents) error {
 			return s.damaged("configuration", err)
 		}
 	}
+	if raw := meta.Get(keyConfigRegister); raw != nil {
+		var m pb.ConfigRegister
+		if err := proto.Unmarshal(raw, &m); err != nil {
+			return s.damaged("config_register", err)
+		}
+		got.configRegister = config.RegisterOf(&m)
+	}
 	registers := tx.Bucket(bucketRegisters)
 	if registers == nil || got.incarnation == 0 {
 		return s.damaged("meta", errors.New("incomplete"))
@@ -267,15 +279,34 @@ func (s *store) write(records map[string]register.Record, writes uint64) error {
 	})
 }
 
-// configure makes the configuration durable.
-func (s *store) configure(c *pb.ClusterConfiguration, writes uint64) error {
-	raw, err := proto.MarshalOptions{Deterministic: true}.Marshal(c)
+// configure makes a decided configuration durable, with the register that
+// begins afresh with it.
+func (s *store) configure(v config.Voter, writes uint64) error {
+	return s.putConfig("configure", writes, v.Register, v.Decided)
+}
+
+// decide makes the register of the next configuration durable.
+func (s *store) decide(r config.Register, writes uint64) error {
+	return s.putConfig("configure", writes, r, nil)
+}
+
+func (s *store) putConfig(op string, writes uint64, r config.Register, decided *pb.ClusterConfiguration) error {
+	marshal := proto.MarshalOptions{Deterministic: true}.Marshal
+	rawRegister, err := marshal(r.Proto())
+	if err != nil {
+		return fmt.Errorf("encode the configuration's register: %w", err)
+	}
+	raw, err := marshal(decided)
 	if err != nil {
 		return fmt.Errorf("encode configuration: %w", err)
 	}
-	return s.update("configure", func(tx *bolt.Tx) error {
+	return s.update(op, func(tx *bolt.Tx) error {
 		meta := tx.Bucket(bucketMeta)
-		return errors.Join(meta.Put(keyConfiguration, raw), meta.Put(keyWrites, number(writes)))
+		errs := []error{meta.Put(keyConfigRegister, rawRegister), meta.Put(keyWrites, number(writes))}
+		if decided != nil {
+			errs = append(errs, meta.Put(keyConfiguration, raw))
+		}
+		return errors.Join(errs...)
 	})
 }
 

@@ -2,12 +2,10 @@ package witness
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -36,7 +34,8 @@ type Suspecter interface {
 // durable; after an error every later one fails.
 type durable interface {
 	write(records map[string]register.Record, writes uint64) error
-	configure(c *pb.ClusterConfiguration, writes uint64) error
+	configure(v config.Voter, writes uint64) error
+	decide(r config.Register, writes uint64) error
 	close() error
 }
 
@@ -69,8 +68,10 @@ type voter struct {
 	store         durable
 	self          identity
 	configuration *pb.ClusterConfiguration
-	registers     map[string]register.Register
-	broken        error
+	// configRegister decides on the version after configuration.
+	configRegister config.Register
+	registers      map[string]register.Register
+	broken         error
 }
 
 func (v *voter) load(s durable, c contents) {
@@ -78,7 +79,7 @@ func (v *voter) load(s durable, c contents) {
 	if v.metrics == nil {
 		v.metrics = newMetrics(nil)
 	}
-	v.store, v.self = s, c.identity
+	v.store, v.self, v.configRegister = s, c.identity, c.configRegister
 	v.setConfiguration(c.configuration)
 	v.registers = map[string]register.Register{}
 	for partition, rec := range c.registers {
@@ -173,7 +174,7 @@ func (v *voter) watch(what string) (stop func()) {
 
 func (v *voter) state(round uint64) *pb.VoterState {
 	return &pb.VoterState{
-		Voter:        &pb.Voter{Id: v.id, Incarnation: uint64(v.self.incarnation)},
+		Voter:        v.voter(),
 		Round:        round,
 		Life:         v.self.life,
 		PreviousLife: v.self.previous,
@@ -211,21 +212,34 @@ func (v *voter) prepare(ctx context.Context, req *pb.PrepareRequest) (*pb.Prepar
 	if err := config.CheckHeader(v.configuration, req.GetHeader()); err != nil {
 		return nil, refusalOf(err)
 	}
-	now := v.clock.Now()
 	in := register.PrepareInput{
 		Candidate: register.CandidateOf(req.GetHeader()),
 		Ballot:    register.BallotOf(req.GetBallot()),
 		Dry:       req.GetDry(),
 	}
-	outcomes := make([]outcome, 0, len(req.GetPartitions()))
+	now := v.clock.Now()
+	answers, err := v.judgePrepare(req.GetPartitions(), func(r register.Register, verdict register.Verdict) register.Decision {
+		in.Verdict = verdict
+		return r.Prepare(now, in)
+	})
+	if err != nil {
+		return nil, err
+	}
+	v.metrics.votes.Prepared(answers)
+	return &pb.PrepareResponse{State: v.answering(req.GetHeader()), Answers: answers}, nil
+}
+
+// judgePrepare judges each partition's register, makes what follows durable in
+// one transaction, and answers. The caller has the turn.
+func (v *voter) judgePrepare(partitions []string, judge func(register.Register, register.Verdict) register.Decision) ([]*pb.PrepareAnswer, error) {
+	outcomes := make([]outcome, 0, len(partitions))
 	changes := map[string]register.Change{}
-	for _, partition := range req.GetPartitions() {
+	for _, partition := range partitions {
 		o := outcome{partition: partition, rule: register.RuleUnknownPartition}
 		if v.knows(partition) {
 			r := v.registers[partition]
-			in.Verdict = v.verdict(r)
-			o.verdict = in.Verdict
-			d := r.Prepare(now, in)
+			o.verdict = v.verdict(r)
+			d := judge(r, o.verdict)
 			o.rule = d.Rule
 			if d.Action == register.Write {
 				changes[partition] = d.Change
@@ -236,13 +250,12 @@ func (v *voter) prepare(ctx context.Context, req *pb.PrepareRequest) (*pb.Prepar
 	if err := v.commit(changes); err != nil {
 		return nil, err
 	}
-	resp := &pb.PrepareResponse{State: v.answering(req.GetHeader())}
-	now = v.clock.Now()
+	answers := make([]*pb.PrepareAnswer, 0, len(outcomes))
+	now := v.clock.Now()
 	for _, o := range outcomes {
-		resp.Answers = append(resp.Answers, register.PrepareAnswerOf(o.partition, v.registers[o.partition], now, o.rule, o.verdict))
+		answers = append(answers, register.PrepareAnswerOf(o.partition, v.registers[o.partition], now, o.rule, o.verdict))
 	}
-	v.metrics.votes.Prepared(resp.GetAnswers())
-	return resp, nil
+	return answers, nil
 }
 
 // accept judges an Accept for all its items, with one transaction.
@@ -254,9 +267,20 @@ func (v *voter) accept(ctx context.Context, req *pb.AcceptRequest) (*pb.AcceptRe
 	if err := config.CheckHeader(v.configuration, req.GetHeader()); err != nil {
 		return nil, refusalOf(err)
 	}
-	outcomes := make([]outcome, 0, len(req.GetItems()))
+	answers, err := v.judgeAccept(req.GetItems())
+	if err != nil {
+		return nil, err
+	}
+	v.metrics.votes.Accepted(answers)
+	return &pb.AcceptResponse{State: v.answering(req.GetHeader()), Answers: answers}, nil
+}
+
+// judgeAccept judges each item, makes what follows durable in one transaction,
+// and answers. The caller has the turn.
+func (v *voter) judgeAccept(items []*pb.AcceptItem) ([]*pb.AcceptAnswer, error) {
+	outcomes := make([]outcome, 0, len(items))
 	changes := map[string]register.Change{}
-	for _, item := range req.GetItems() {
+	for _, item := range items {
 		partition := item.GetPartition()
 		o := outcome{partition: partition, rule: register.RuleUnknownPartition}
 		if v.knows(partition) {
@@ -285,13 +309,12 @@ func (v *voter) accept(ctx context.Context, req *pb.AcceptRequest) (*pb.AcceptRe
 	if err := v.commit(changes); err != nil {
 		return nil, err
 	}
-	resp := &pb.AcceptResponse{State: v.answering(req.GetHeader())}
+	answers := make([]*pb.AcceptAnswer, 0, len(outcomes))
 	now := v.clock.Now()
 	for _, o := range outcomes {
-		resp.Answers = append(resp.Answers, register.AcceptAnswerOf(o.partition, v.registers[o.partition], now, o.rule))
+		answers = append(answers, register.AcceptAnswerOf(o.partition, v.registers[o.partition], now, o.rule))
 	}
-	v.metrics.votes.Accepted(resp.GetAnswers())
-	return resp, nil
+	return answers, nil
 }
 
 // commit makes changes durable and then, and only then, installs them.
@@ -340,6 +363,9 @@ func (v *voter) describe(ctx context.Context) (*pb.DescribeVoterResponse, error)
 	if v.configuration != nil {
 		resp.Configuration = proto.CloneOf(v.configuration)
 	}
+	if v.configRegister != (config.Register{}) {
+		resp.ConfigRegister = v.configRegister.Proto()
+	}
 	for _, partition := range v.partitions() {
 		r := v.registers[partition]
 		resp.Registers = append(resp.Registers, &pb.RegisterStatus{Partition: partition, Register: r.Proto(), RemainingNs: int64(r.Remaining(now))})
@@ -355,55 +381,4 @@ func (v *voter) partitions() []string {
 	}
 	slices.Sort(names)
 	return slices.Compact(names)
-}
-
-// configure takes configuration 1, once.
-func (v *voter) configure(ctx context.Context, c *pb.ClusterConfiguration) (*pb.ConfigureResponse, error) {
-	if err := v.enter(ctx); err != nil {
-		return nil, err
-	}
-	defer v.leave()
-	if have := v.configuration; have != nil {
-		if proto.Equal(have, c) {
-			return &pb.ConfigureResponse{Already: true}, nil
-		}
-		detail := otherCluster(have.GetClusterId(), have.GetVersion())
-		if have.GetClusterId() != c.GetClusterId() {
-			return nil, refusal(codes.FailedPrecondition, detail, "configuration.cluster_id: witness %s belongs to cluster %q already, not to %q; give it an empty data directory to make it a member of a new cluster",
-				v.name, have.GetClusterId(), c.GetClusterId())
-		}
-		return nil, refusal(codes.FailedPrecondition, detail, "configuration: witness %s has another configuration %d of this cluster already; init only repeats the very same one",
-			v.name, have.GetVersion())
-	}
-	if err := v.checkConfiguration(c); err != nil {
-		return nil, refusal(codes.InvalidArgument, nil, "%s", strings.ReplaceAll(err.Error(), "\n", "; "))
-	}
-	c = proto.CloneOf(c)
-	writes := v.self.writes + 1
-	if err := v.guard("configure", func() error { return v.store.configure(c, writes) }); err != nil {
-		return nil, err
-	}
-	v.self.writes = writes
-	v.setConfiguration(c)
-	v.logger.Info("configured", "cluster_id", c.GetClusterId(), "version", c.GetVersion(), "partitions", len(c.GetPartitions()))
-	return &pb.ConfigureResponse{}, nil
-}
-
-// checkConfiguration reports all that is wrong with a first configuration for
-// this witness.
-func (v *voter) checkConfiguration(c *pb.ClusterConfiguration) error {
-	var errs []error
-	if err := config.Check(c); err != nil {
-		errs = append(errs, err)
-	}
-	if c.GetClusterName() != v.cluster {
-		errs = append(errs, fmt.Errorf("configuration.cluster_name: is %q, this witness is of %q", c.GetClusterName(), v.cluster))
-	}
-	if c.GetVersion() > 1 {
-		errs = append(errs, fmt.Errorf("configuration.version: is %d; a voter's first is 1", c.GetVersion()))
-	}
-	if config.VoterIncarnation(c, v.id) != uint64(v.self.incarnation) {
-		errs = append(errs, fmt.Errorf("configuration.voters: %s with incarnation %x, which it now has, is not among them; describe it and init again", v.id, uint64(v.self.incarnation)))
-	}
-	return errors.Join(errs...)
 }

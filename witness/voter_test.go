@@ -20,6 +20,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/headlease/headlease/detector/phi"
+	"github.com/headlease/headlease/global/config"
 	"github.com/headlease/headlease/global/register"
 	"github.com/headlease/headlease/internal/clock"
 	"github.com/headlease/headlease/internal/leaktest"
@@ -435,11 +436,12 @@ func TestAFailedWriteSilencesTheVoter(t *testing.T) {
 type slowStore struct{ takes time.Duration }
 
 func (s slowStore) write(map[string]register.Record, uint64) error { time.Sleep(s.takes); return nil }
-func (s slowStore) configure(*pb.ClusterConfiguration, uint64) error {
+func (s slowStore) configure(config.Voter, uint64) error {
 	time.Sleep(s.takes)
 	return nil
 }
-func (slowStore) close() error { return nil }
+func (s slowStore) decide(config.Register, uint64) error { time.Sleep(s.takes); return nil }
+func (slowStore) close() error                           { return nil }
 
 func TestF30AHangingDiskEndsTheProcess(t *testing.T) {
 	for _, c := range []struct {
@@ -504,9 +506,8 @@ func TestConfigure(t *testing.T) {
 	}{
 		"no id":             {func(c *pb.ClusterConfiguration) { c.ClusterId = "" }, "cluster_id"},
 		"other name":        {func(c *pb.ClusterConfiguration) { c.ClusterName = "other" }, "cluster_name"},
-		"version 2":         {func(c *pb.ClusterConfiguration) { c.Version = 2 }, "version"},
 		"not a member":      {func(c *pb.ClusterConfiguration) { c.Voters = c.Voters[:2] }, "voters"},
-		"other incarnation": {func(c *pb.ClusterConfiguration) { c.Voters[2].Incarnation++ }, "voters"},
+		"other incarnation": {func(c *pb.ClusterConfiguration) { c.Voters[2].Incarnation++ }, "remove the old member"},
 	} {
 		bad := r.configuration()
 		c.change(bad)
@@ -527,9 +528,9 @@ func TestConfigure(t *testing.T) {
 		t.Errorf("another cluster: %v", err)
 	}
 	changed := r.configuration()
-	changed.Partitions = changed.Partitions[:1]
+	changed.DNs++
 	if _, err := r.configure(t.Context(), changed); status.Code(err) != codes.FailedPrecondition {
-		t.Errorf("the same cluster with other partitions: %v", err)
+		t.Errorf("the same version with another D: %v", err)
 	}
 	d, err := r.describe(t.Context())
 	if err != nil || !proto.Equal(d.GetConfiguration(), r.configuration()) || len(d.GetRegisters()) != 2 || len(d.GetPeers()) != 1 || len(d.GetRoundTrips()) != 1 || d.GetVersion() != "v" {

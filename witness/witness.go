@@ -12,7 +12,8 @@
 //   - every answer carries the incarnation of its data, the line of its lives
 //     and its count of writes, by which regions see data that went back [F5];
 //   - it votes only when configured, and only for members of its cluster under
-//     its version.
+//     its version; a newer decided configuration is on disk before anything is
+//     answered under it, and nothing is answered under an older one [H10].
 //
 // Goroutines: Run owns the gRPC server's, the detector's, the clock's watch and
 // the follower of the peers;
@@ -294,7 +295,9 @@ func (w *Witness) makeServer() error {
 	w.server = grpc.NewServer(append(options, grpc.MaxConcurrentStreams(maxCalls))...)
 	w.health = health.NewServer()
 	w.health.SetServingStatus(pb.VoteService_ServiceDesc.ServiceName, healthpb.HealthCheckResponse_SERVING)
-	pb.RegisterVoteServiceServer(w.server, &service{voter: w.voter, caller: link.PeerIdentity})
+	votes := &service{voter: w.voter, caller: link.PeerIdentity}
+	pb.RegisterVoteServiceServer(w.server, votes)
+	pb.RegisterConfigServiceServer(w.server, votes)
 	healthpb.RegisterHealthServer(w.server, w.health)
 	if w.cfg.Faults != nil {
 		fault.Register(w.server, fault.ServiceConfig{Table: w.cfg.Faults, Authorize: link.RequireAdmin, Logger: w.cfg.Logger})

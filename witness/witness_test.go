@@ -237,7 +237,7 @@ func TestWhoMayDoWhat(t *testing.T) {
 		{"describe as a witness", idW2, describe, codes.OK, ""},
 		{"describe as a region", idEU, describe, codes.OK, ""},
 		{"describe as a client", idApp, describe, codes.Unavailable, ""}, // refused at the handshake
-		{"configure as a region", idEU, configureAs, codes.PermissionDenied, "role admin"},
+		{"configure as a witness", idW2, configureAs, codes.PermissionDenied, "role region or admin"},
 	} {
 		err := c.call(r.client(t, c.id))
 		if status.Code(err) != c.want || (err != nil && !strings.Contains(err.Error(), c.text)) {

@@ -24,12 +24,10 @@ func Member(c *pb.ClusterConfiguration, v *pb.Voter) bool {
 	return v.GetIncarnation() != 0 && VoterIncarnation(c, v.GetId()) == v.GetIncarnation()
 }
 
-// WithVoter is the step that adds a voter and where it is reached.
-func WithVoter(c *pb.ClusterConfiguration, v *pb.Voter, at []*pb.VoterAddress) *pb.ClusterConfiguration {
+// WithVoter is the step that adds a voter.
+func WithVoter(c *pb.ClusterConfiguration, v *pb.Voter) *pb.ClusterConfiguration {
 	next := Next(c)
 	next.Voters = append(next.Voters, proto.CloneOf(v))
-	next.Addresses = slices.DeleteFunc(next.Addresses, func(a *pb.VoterAddress) bool { return a.GetVoterId() == v.GetId() })
-	next.Addresses = append(next.Addresses, at...)
 	return next
 }
 
@@ -37,7 +35,6 @@ func WithVoter(c *pb.ClusterConfiguration, v *pb.Voter, at []*pb.VoterAddress) *
 func WithoutVoter(c *pb.ClusterConfiguration, id string) *pb.ClusterConfiguration {
 	next := Next(c)
 	next.Voters = slices.DeleteFunc(next.Voters, func(v *pb.Voter) bool { return v.GetId() == id })
-	next.Addresses = slices.DeleteFunc(next.Addresses, func(a *pb.VoterAddress) bool { return a.GetVoterId() == id })
 	return next
 }
 
@@ -96,7 +93,7 @@ func memberDiff(prev, next *pb.ClusterConfiguration) (added, removed []*pb.Voter
 func sameSettings(prev, next *pb.ClusterConfiguration) bool {
 	bare := func(c *pb.ClusterConfiguration) *pb.ClusterConfiguration {
 		b := proto.CloneOf(c)
-		b.Version, b.Voters, b.PreviousVoters, b.PreviousDNs, b.Addresses = 0, nil, nil, 0, nil
+		b.Version, b.Voters, b.PreviousVoters, b.PreviousDNs = 0, nil, nil, 0
 		return b
 	}
 	return proto.Equal(bare(prev), bare(next))

@@ -87,7 +87,6 @@ func Check(cfg *pb.ClusterConfiguration) error {
 	}
 	checkPartitions(cfg, regions, goodShards, fault)
 	checkExceptions(cfg, fault)
-	checkAddresses(cfg, fault)
 	if len(faults) > 0 {
 		return &InvalidError{Faults: faults}
 	}
@@ -114,14 +113,6 @@ func checkExceptions(cfg *pb.ClusterConfiguration, fault func(string, ...any)) {
 			fault("exception %q has shard %d, which is another key's; each has its own", e.GetKey(), e.GetShard())
 		}
 		keys[e.GetKey()], shards[e.GetShard()] = true, true
-	}
-}
-
-func checkAddresses(cfg *pb.ClusterConfiguration, fault func(string, ...any)) {
-	for _, a := range cfg.GetAddresses() {
-		if VoterIncarnation(cfg, a.GetVoterId()) == 0 || a.GetProcess() == "" || a.GetVotes() == "" {
-			fault("address of %q (process %q at %q) is incomplete, or of no voter", a.GetVoterId(), a.GetProcess(), a.GetVotes())
-		}
 	}
 }
 

@@ -37,6 +37,11 @@ func (e *VersionError) Error() string {
 	return fmt.Sprintf("message under configuration %d, this voter has %d: %s and learns it from its peers", e.Theirs, e.Own, behind)
 }
 
+// Proto is the error as a detail of a refusal.
+func (e *VersionError) Proto() *pb.VersionMismatch {
+	return &pb.VersionMismatch{Version: e.Own, Newer: e.Newer}
+}
+
 // CandidateError: the candidate is no region of this configuration, or one
 // under another incarnation.
 type CandidateError struct {

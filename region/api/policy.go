@@ -51,7 +51,12 @@ func Policy() policy.Table {
 		pb.VoteService_Prepare_FullMethodName:       {Deadline: voteCall, MaxRequestBytes: voteRequest, Roles: regions},
 		pb.VoteService_Accept_FullMethodName:        {Deadline: voteCall, MaxRequestBytes: voteRequest, Roles: regions},
 		pb.VoteService_DescribeVoter_FullMethodName: {Deadline: voteCall, MaxRequestBytes: smallRequest, Roles: servers},
-		pb.VoteService_Configure_FullMethodName:     {Deadline: 10 * time.Second, MaxRequestBytes: voteRequest, Roles: admins},
+		pb.VoteService_Configure_FullMethodName:     {Deadline: 10 * time.Second, MaxRequestBytes: voteRequest, Roles: []policy.Role{policy.Region, policy.Admin}},
+
+		pb.ConfigService_PrepareConfig_FullMethodName: {Deadline: voteCall, MaxRequestBytes: smallRequest, Roles: admins},
+		pb.ConfigService_AcceptConfig_FullMethodName:  {Deadline: voteCall, MaxRequestBytes: voteRequest, Roles: admins},
+		pb.ConfigService_PrepareAgain_FullMethodName:  {Deadline: voteCall, MaxRequestBytes: voteRequest, Roles: admins},
+		pb.ConfigService_AcceptAgain_FullMethodName:   {Deadline: voteCall, MaxRequestBytes: voteRequest, Roles: admins},
 
 		pb.PeerService_CurrentTerm_FullMethodName: {Deadline: shortCall, MaxRequestBytes: smallRequest, Roles: regions},
 

@@ -62,6 +62,9 @@ func (s *Votes) DescribeVoter(context.Context, *pb.DescribeVoterRequest) (*pb.De
 		State: s.Voter.State(&pb.VoteHeader{}), Configuration: view.Configuration(), Version: s.Version,
 		Peers: s.Detector.Reports(), RoundTrips: s.Detector.RoundTrips(),
 	}
+	if r := view.ConfigRegister(); r != (config.Register{}) {
+		out.ConfigRegister = r.Proto()
+	}
 	for _, p := range view.Configuration().GetPartitions() {
 		r := regs[p.GetName()]
 		out.Registers = append(out.Registers, &pb.RegisterStatus{
@@ -71,10 +74,10 @@ func (s *Votes) DescribeVoter(context.Context, *pb.DescribeVoterRequest) (*pb.De
 	return out, nil
 }
 
-// Configure commits configuration 1.
+// Configure commits a decided configuration: the first one, or a newer one.
 func (s *Votes) Configure(ctx context.Context, req *pb.ConfigureRequest) (*pb.ConfigureResponse, error) {
 	if req.GetConfiguration() == nil {
-		return nil, invalid("configuration", "is missing; send the cluster's first configuration")
+		return nil, invalid("configuration", "is missing; send a decided configuration")
 	}
 	if err := config.Check(req.GetConfiguration()); err != nil {
 		return nil, invalid("configuration", "%v", err)
@@ -83,39 +86,43 @@ func (s *Votes) Configure(ctx context.Context, req *pb.ConfigureRequest) (*pb.Co
 	if err := resultError(res, err); err != nil {
 		return nil, err
 	}
-	return &pb.ConfigureResponse{Already: res.GetConfigure().GetAlready()}, nil
+	return &pb.ConfigureResponse{
+		Already: res.GetConfigure().GetAlready(), Voter: s.Voter.State(nil).GetVoter(), Version: s.Raft.View().Configuration().GetVersion(),
+	}, nil
 }
 
-// check lets a region vote for itself only, under the present configuration.
+// check lets a region vote for itself only; the header is the voter's to check.
 func (s *Votes) check(ctx context.Context, h *pb.VoteHeader, shape error) error {
 	caller, ok := s.Identify(ctx)
 	if !ok || h.GetCandidate() == "" || regionOf(caller) != h.GetCandidate() {
 		return status.Errorf(codes.PermissionDenied, "header.candidate: %q is not the region of %s; a region proposes itself only", h.GetCandidate(), caller.Name)
 	}
-	conf := s.Raft.View().Configuration()
-	err := config.CheckHeader(conf, h)
-	var other *config.OtherClusterError
-	var version *config.VersionError
-	var field *config.FieldError
-	switch {
-	case errors.Is(err, config.ErrUninitialised):
-		return uninitialised("of this region")
-	case errors.As(err, &other), errors.As(err, &version):
-		return fail(&pb.ErrorDetail{Kind: &pb.ErrorDetail_OtherCluster{OtherCluster: &pb.OtherCluster{ClusterId: conf.GetClusterId(), Version: conf.GetVersion()}}})
-	case err != nil:
-		return status.Error(codes.FailedPrecondition, err.Error())
-	case errors.As(shape, &field):
-		return invalid(field.Field, "%s", field.Remedy)
-	}
-	return shape
+	return voteError(shape)
 }
 
+// voteError turns what refuses a vote into an error of the API.
 func voteError(err error) error {
+	var (
+		other     *config.OtherClusterError
+		version   *config.VersionError
+		field     *config.FieldError
+		candidate *config.CandidateError
+	)
 	switch {
 	case err == nil:
 		return nil
 	case errors.Is(err, vote.ErrNotLeading):
 		return notLeader("")
+	case errors.Is(err, config.ErrUninitialised):
+		return uninitialised("of this region")
+	case errors.As(err, &other):
+		return fail(&pb.ErrorDetail{Kind: &pb.ErrorDetail_OtherCluster{OtherCluster: &pb.OtherCluster{ClusterId: other.Own}}})
+	case errors.As(err, &version):
+		return versionError(version)
+	case errors.As(err, &field):
+		return invalid(field.Field, "%s", field.Remedy)
+	case errors.As(err, &candidate):
+		return status.Error(codes.FailedPrecondition, err.Error())
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 		return resultError(nil, err)
 	}

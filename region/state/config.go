@@ -185,7 +185,7 @@ func (h *hasher) configuration(c *pb.ClusterConfiguration) {
 		h.num(uint64(len(p.GetPrefer())))
 		h.strs(p.GetPrefer()...)
 	}
-	if c.GetPreviousDNs() == 0 && len(c.GetPreviousVoters())+len(c.GetExceptions())+len(c.GetRetiredPartitions())+len(c.GetAddresses()) == 0 {
+	if c.GetPreviousDNs() == 0 && len(c.GetPreviousVoters())+len(c.GetExceptions())+len(c.GetRetiredPartitions()) == 0 {
 		return
 	}
 	h.str("configuration, more")
@@ -198,10 +198,6 @@ func (h *hasher) configuration(c *pb.ClusterConfiguration) {
 	}
 	h.num(uint64(len(c.GetRetiredPartitions())))
 	h.strs(c.GetRetiredPartitions()...)
-	h.num(uint64(len(c.GetAddresses())))
-	for _, a := range c.GetAddresses() {
-		h.strs(a.GetVoterId(), a.GetProcess(), a.GetVotes())
-	}
 }
 
 func (h *hasher) voters(vs []*pb.Voter) {

@@ -24,7 +24,7 @@ func cmdConfigAccept(version, round uint64, next *pb.ClusterConfiguration) *pb.C
 }
 
 func withW2(c *pb.ClusterConfiguration) *pb.ClusterConfiguration {
-	return config.WithVoter(c, &pb.Voter{Id: "witness/w2", Incarnation: 6}, nil)
+	return config.WithVoter(c, &pb.Voter{Id: "witness/w2", Incarnation: 6})
 }
 
 func TestH9NextConfigurationIsPromisedAcceptedAndStored(t *testing.T) {
@@ -114,7 +114,6 @@ func TestSnapshotKeepsTheConfigurationsRegister(t *testing.T) {
 	c := withW2(testConfiguration())
 	c.Exceptions = []*pb.ShardException{{Key: "hot", Shard: 1 << 24}}
 	c.RetiredPartitions = []string{"old"}
-	c.Addresses = []*pb.VoterAddress{{VoterId: "witness/w2", Process: "w2", Votes: "h:1"}}
 	h.ok(cmdConfigure(c))
 	h.ok(cmdConfigPromise(2, 3))
 	h.ok(cmdConfigAccept(2, 3, config.WithoutVoter(c, "witness/w1")))
@@ -154,10 +153,7 @@ func TestStateHashSeesEveryFieldOfTheConfiguration(t *testing.T) {
 		"exception": func(c *pb.ClusterConfiguration, _ *config.Register) {
 			c.Exceptions = []*pb.ShardException{{Key: "k", Shard: 1 << 24}}
 		},
-		"retired": func(c *pb.ClusterConfiguration, _ *config.Register) { c.RetiredPartitions = []string{"z"} },
-		"address": func(c *pb.ClusterConfiguration, _ *config.Register) {
-			c.Addresses = []*pb.VoterAddress{{VoterId: "witness/w2"}}
-		},
+		"retired":  func(c *pb.ClusterConfiguration, _ *config.Register) { c.RetiredPartitions = []string{"z"} },
 		"promised": func(_ *pb.ClusterConfiguration, r *config.Register) { r.Promised.Proposer = "y" },
 		"accepted": func(c *pb.ClusterConfiguration, r *config.Register) {
 			r.Accepted, r.Proposed = r.Promised, config.Next(c)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/headlease/headlease/global/config"
 	"github.com/headlease/headlease/global/register"
 	"github.com/headlease/headlease/internal/clock"
 	"github.com/headlease/headlease/internal/instant"
@@ -55,6 +56,7 @@ type Voter struct {
 
 	mu   sync.Mutex
 	term uint64 // of the tables; 0: not leading
+	conf *pb.ClusterConfiguration
 	regs map[string]register.Register
 }
 
@@ -76,7 +78,7 @@ func (v *Voter) Begin(term uint64, view state.View) {
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.term, v.regs = term, regs
+	v.term, v.conf, v.regs = term, view.Configuration(), regs
 }
 
 // Deposed ends the tables of a term.
@@ -84,7 +86,7 @@ func (v *Voter) Deposed(term uint64) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.term <= term {
-		v.term, v.regs = 0, nil
+		v.term, v.conf, v.regs = 0, nil, nil
 	}
 }
 
@@ -103,6 +105,7 @@ func (v *Voter) Applied(events []state.Event) {
 		case state.RegisterChanged:
 			v.regs[e.Partition] = v.regs[e.Partition].Written(now, e.Record)
 		case state.Configured:
+			v.conf = e.Configuration
 			for _, p := range e.Configuration.GetPartitions() {
 				if _, ok := v.regs[p.GetName()]; !ok {
 					v.regs[p.GetName()] = register.Register{}
@@ -131,38 +134,76 @@ var ErrNotLeading = errors.New("this server does not lead its region now; ask an
 // errDeposed: the term ended while a message was being judged.
 var errDeposed = errors.New("leadership was lost while voting; ask again")
 
-// Prepare judges a Prepare for each partition; the caller has checked the
-// message (global/config). It returns ErrNotLeading, or
-// an error when an answer could not be had in time; what was proposed by then
-// may still commit.
+// Prepare judges a Prepare for each partition; the caller has checked what it
+// says (config.CheckPrepare). It returns ErrNotLeading, the errors of
+// config.CheckHeader, or an error when an answer could not be had in time; what
+// was proposed by then may still commit.
 func (v *Voter) Prepare(ctx context.Context, req *pb.PrepareRequest) (*pb.PrepareResponse, error) {
-	candidate := register.CandidateOf(req.GetHeader())
+	in := register.PrepareInput{Candidate: register.CandidateOf(req.GetHeader()), Ballot: register.BallotOf(req.GetBallot()), Dry: req.GetDry()}
+	check := func(conf *pb.ClusterConfiguration) error { return config.CheckHeader(conf, req.GetHeader()) }
+	answers, err := v.prepare(ctx, check, in.Ballot, req.GetPartitions(), func(r register.Register, now instant.Instant, verdict register.Verdict) register.Decision {
+		in.Verdict = verdict
+		return r.Prepare(now, in)
+	})
+	if err != nil {
+		return nil, err
+	}
+	v.metrics.Prepared(answers)
+	return &pb.PrepareResponse{State: v.State(req.GetHeader()), Answers: answers}, nil
+}
+
+// PrepareAgain judges by V1 alone, see register.PrepareAgain; errors as of
+// Prepare.
+func (v *Voter) PrepareAgain(ctx context.Context, req *pb.PrepareAgainRequest) (*pb.PrepareAgainResponse, error) {
 	ballot := register.BallotOf(req.GetBallot())
-	answers := make([]*pb.PrepareAnswer, len(req.GetPartitions()))
+	answers, err := v.prepare(ctx, underVersion(req), ballot, req.GetPartitions(), func(r register.Register, _ instant.Instant, _ register.Verdict) register.Decision {
+		return r.PrepareAgain(ballot)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &pb.PrepareAgainResponse{Voter: v.State(nil).GetVoter(), Answers: answers}, nil
+}
+
+// underVersion checks a message that has no header.
+func underVersion(m interface {
+	GetClusterId() string
+	GetVersion() uint64
+}) func(*pb.ClusterConfiguration) error {
+	return func(conf *pb.ClusterConfiguration) error {
+		return config.CheckVersion(conf, m.GetClusterId(), m.GetVersion())
+	}
+}
+
+type judge func(r register.Register, now instant.Instant, verdict register.Verdict) register.Decision
+
+func (v *Voter) prepare(ctx context.Context, check func(*pb.ClusterConfiguration) error, ballot register.Ballot, partitions []string, judge judge) ([]*pb.PrepareAnswer, error) {
+	answers := make([]*pb.PrepareAnswer, len(partitions))
 	verdicts := make([]register.Verdict, len(answers))
 	write := &batch{}
 
 	now := v.cfg.Clock.Now()
 	v.mu.Lock()
-	if v.term == 0 {
+	term, err := v.enter(check)
+	if err != nil {
 		v.mu.Unlock()
-		return nil, ErrNotLeading
+		return nil, err
 	}
-	term := v.term
-	for i, name := range req.GetPartitions() {
+	write.version = v.conf.GetVersion()
+	for i, name := range partitions {
 		r, ok := v.regs[name]
 		if !ok {
 			answers[i] = register.PrepareAnswerOf(name, register.Register{}, now, register.RuleUnknownPartition, register.VerdictUnknown)
 			continue
 		}
 		verdicts[i] = v.cfg.Detector.Verdict(r.Value.Owner.Name)
-		d := r.Prepare(now, register.PrepareInput{Candidate: candidate, Ballot: ballot, Dry: req.GetDry(), Verdict: verdicts[i]})
+		d := judge(r, now, verdicts[i])
 		if d.Action == register.Write {
 			// A partition named twice finds its own promise pending.
 			r.Pending = true
 			v.regs[name] = r
 			write.add(i, name)
-			write.promises = append(write.promises, &pb.PromiseItem{Partition: name, Guard: d.Change.Guard.Proto(), Ballot: req.GetBallot()})
+			write.promises = append(write.promises, &pb.PromiseItem{Partition: name, Guard: d.Change.Guard.Proto(), Ballot: ballot.Proto()})
 			continue
 		}
 		answers[i] = register.PrepareAnswerOf(name, r, now, d.Rule, verdicts[i])
@@ -184,15 +225,22 @@ func (v *Voter) Prepare(ctx context.Context, req *pb.PrepareRequest) (*pb.Prepar
 			answers[i] = register.PrepareAnswerOf(write.names[k], v.seen(write.names[k], rec), now, rule, verdicts[i])
 		}
 	}
-	v.metrics.Prepared(answers)
-	return &pb.PrepareResponse{State: v.State(req.GetHeader()), Answers: answers}, nil
+	return answers, nil
+}
+
+// enter returns the term, or why nothing is answered. v.mu is held.
+func (v *Voter) enter(check func(*pb.ClusterConfiguration) error) (term uint64, err error) {
+	if v.term == 0 {
+		return 0, ErrNotLeading
+	}
+	return v.term, check(v.conf)
 }
 
 // commitPromises commits the promises and clears the registers' pending marks
 // when their fate is known. The proposal outlives ctx: giving up on the answer
 // must not lose sight of the promise [H3].
 func (v *Voter) commitPromises(ctx context.Context, term uint64, w *batch) ([]*pb.ItemResult, error) {
-	cmd := &pb.Command{Term: term, Kind: &pb.Command_Promise{Promise: &pb.PromiseCommand{Items: w.promises}}}
+	cmd := &pb.Command{Term: term, Kind: &pb.Command_Promise{Promise: &pb.PromiseCommand{Items: w.promises, ConfigVersion: w.version}}}
 	type outcome struct {
 		res *pb.CommandResult
 		err error
@@ -226,21 +274,43 @@ func (v *Voter) clearPending(term uint64, names []string) {
 	}
 }
 
-// Accept judges an Accept for each item; the caller has checked the message: first ones are committed, renewals
-// answered after a leadership check.
+// Accept judges an Accept for each item; the caller has checked what it says:
+// first ones are committed, renewals answered after a leadership check. Errors
+// as of Prepare.
 func (v *Voter) Accept(ctx context.Context, req *pb.AcceptRequest) (*pb.AcceptResponse, error) {
-	answers := make([]*pb.AcceptAnswer, len(req.GetItems()))
+	check := func(conf *pb.ClusterConfiguration) error { return config.CheckHeader(conf, req.GetHeader()) }
+	answers, err := v.accept(ctx, check, req.GetItems())
+	if err != nil {
+		return nil, err
+	}
+	v.metrics.Accepted(answers)
+	return &pb.AcceptResponse{State: v.State(req.GetHeader()), Answers: answers}, nil
+}
+
+// AcceptAgain takes values that were proposed before, under the configuration
+// in force, as Accept does; it restarts their clocks at full D.
+func (v *Voter) AcceptAgain(ctx context.Context, req *pb.AcceptAgainRequest) (*pb.AcceptAgainResponse, error) {
+	answers, err := v.accept(ctx, underVersion(req), req.GetItems())
+	if err != nil {
+		return nil, err
+	}
+	return &pb.AcceptAgainResponse{Voter: v.State(nil).GetVoter(), Answers: answers}, nil
+}
+
+func (v *Voter) accept(ctx context.Context, check func(*pb.ClusterConfiguration) error, all []*pb.AcceptItem) ([]*pb.AcceptAnswer, error) {
+	answers := make([]*pb.AcceptAnswer, len(all))
 	write := &batch{}
 	var renew []int
 
 	now := v.cfg.Clock.Now()
 	v.mu.Lock()
-	if v.term == 0 {
+	term, err := v.enter(check)
+	if err != nil {
 		v.mu.Unlock()
-		return nil, ErrNotLeading
+		return nil, err
 	}
-	term := v.term
-	for i, it := range req.GetItems() {
+	write.version = v.conf.GetVersion()
+	for i, it := range all {
 		r, ok := v.regs[it.GetPartition()]
 		if !ok {
 			answers[i] = register.AcceptAnswerOf(it.GetPartition(), register.Register{}, now, register.RuleUnknownPartition)
@@ -265,14 +335,14 @@ func (v *Voter) Accept(ctx context.Context, req *pb.AcceptRequest) (*pb.AcceptRe
 	v.mu.Unlock()
 
 	if len(write.accepts) > 0 {
-		cmd := &pb.Command{Term: term, Kind: &pb.Command_Accepted{Accepted: &pb.AcceptedCommand{Items: write.accepts}}}
+		cmd := &pb.Command{Term: term, Kind: &pb.Command_Accepted{Accepted: &pb.AcceptedCommand{Items: write.accepts, ConfigVersion: write.version}}}
 		res, err := v.cfg.Raft.ProposeUrgent(ctx, cmd)
 		items, err := itemsOf(res, err, len(write.accepts))
 		if err != nil {
 			return nil, err
 		}
 		for k, i := range write.index {
-			it := req.GetItems()[i]
+			it := all[i]
 			rec := register.RecordOf(items[k].GetRegister())
 			rule := register.RuleNone
 			switch {
@@ -285,17 +355,17 @@ func (v *Voter) Accept(ctx context.Context, req *pb.AcceptRequest) (*pb.AcceptRe
 		}
 	}
 	if len(renew) > 0 {
-		if err := v.renew(ctx, term, req, renew, answers); err != nil {
+		if err := v.renew(ctx, term, check, all, renew, answers); err != nil {
 			return nil, err
 		}
 	}
-	v.metrics.Accepted(answers)
-	return &pb.AcceptResponse{State: v.State(req.GetHeader()), Answers: answers}, nil
+	return answers, nil
 }
 
 // renew answers renewals after a leadership check begun now, that is after
-// they arrived; a promise that came meanwhile refuses them.
-func (v *Voter) renew(ctx context.Context, term uint64, req *pb.AcceptRequest, renew []int, answers []*pb.AcceptAnswer) error {
+// they arrived; a promise that came meanwhile refuses them, and so does another
+// configuration.
+func (v *Voter) renew(ctx context.Context, term uint64, check func(*pb.ClusterConfiguration) error, all []*pb.AcceptItem, renew []int, answers []*pb.AcceptAnswer) error {
 	checked, err := v.cfg.Raft.Check(ctx)
 	if err != nil {
 		return err
@@ -312,8 +382,11 @@ func (v *Voter) renew(ctx context.Context, term uint64, req *pb.AcceptRequest, r
 	if v.term != term {
 		return errDeposed
 	}
+	if err := check(v.conf); err != nil {
+		return err
+	}
 	for _, i := range renew {
-		it := req.GetItems()[i]
+		it := all[i]
 		b, val := register.BallotOf(it.GetBallot()), register.ValueOf(it.GetValue())
 		r := v.regs[it.GetPartition()]
 		rule := register.RuleNone
@@ -368,6 +441,8 @@ type batch struct {
 	names    []string
 	promises []*pb.PromiseItem
 	accepts  []*pb.AcceptedItem
+	// version is the configuration's that the message was judged under.
+	version uint64
 }
 
 func (b *batch) add(i int, name string) {

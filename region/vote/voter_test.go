@@ -10,6 +10,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/headlease/headlease/global/config"
 	"github.com/headlease/headlease/global/register"
 	"github.com/headlease/headlease/internal/clock"
 	"github.com/headlease/headlease/internal/instant"
@@ -405,6 +406,94 @@ func TestOneBallotWithTwoValuesAlarms(t *testing.T) {
 		g.elect() // the alarm is durable
 		if a, _ := g.accept(t.Context(), 9, "eu", own, 3); a.GetRefusal().GetRule() != pb.RefusalRule_REFUSAL_RULE_ALARM {
 			t.Fatalf("an alarmed register answered: %v", a)
+		}
+	})
+}
+
+// TestH10AVoteOfTheVersionBeforeTakesNoEffect: what was judged under c and is
+// proposed or checked when c+1 is stored is neither done nor answered with yes.
+func TestH10AVoteOfTheVersionBeforeTakesNoEffect(t *testing.T) {
+	next := config.WithVoter(conf(), &pb.Voter{Id: "witness/w2", Incarnation: 10})
+	store := &pb.Command{Kind: &pb.Command_Configure{Configure: &pb.ConfigureCommand{Configuration: next}}}
+	synctest.Test(t, func(t *testing.T) {
+		g := newGroup(t, nil)
+		g.mu.Lock()
+		g.hold = make(chan struct{})
+		hold := g.hold
+		g.mu.Unlock()
+		var p *pb.PrepareAnswer
+		done := make(chan error, 1)
+		go func() {
+			var err error
+			p, err = g.prepare(t.Context(), 5, false)
+			done <- err
+		}()
+		synctest.Wait() // the promise is proposed
+		g.mu.Lock()
+		g.apply(store)
+		g.mu.Unlock()
+		close(hold)
+		if err := <-done; err != nil || register.RuleOf(p.GetRefusal().GetRule()) != register.RuleRetry || p.GetRegister().GetPromised() != nil {
+			t.Errorf("promise: %v, %v", p, err)
+		}
+		var version *config.VersionError
+		if _, err := g.prepare(t.Context(), 6, true); !errors.As(err, &version) || version.Newer.GetVersion() != 2 {
+			t.Errorf("a message of the version before: %v", err)
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		g := newGroup(t, nil)
+		if a, err := g.accept(t.Context(), 5, "us", rival, 1); err != nil || a.GetRefusal() != nil {
+			t.Fatal(a, err)
+		}
+		g.mu.Lock()
+		g.checks = make(chan struct{})
+		checks := g.checks
+		g.mu.Unlock()
+		done := make(chan error, 1)
+		go func() {
+			_, err := g.accept(t.Context(), 5, "us", rival, 1)
+			done <- err
+		}()
+		synctest.Wait() // the renewal waits for its leadership check
+		g.mu.Lock()
+		g.apply(store)
+		g.mu.Unlock()
+		close(checks)
+		if err := <-done; !errors.As(err, new(*config.VersionError)) {
+			t.Errorf("renewal: %v", err)
+		}
+	})
+}
+
+// TestAgain: the operator's Prepare is exempt from V2, and its Accept restarts
+// the clock.
+func TestAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGroup(t, nil)
+		if a, err := g.accept(t.Context(), 5, "us", rival, 1); err != nil || a.GetRefusal() != nil {
+			t.Fatal(a, err)
+		}
+		before, err := g.voter.Registers()
+		if err != nil {
+			t.Fatal(err)
+		}
+		b := &pb.Ballot{Round: 9, Region: config.Operator, Incarnation: 1}
+		p, err := g.voter.PrepareAgain(t.Context(), &pb.PrepareAgainRequest{ClusterId: "c", Version: 1, Ballot: b, Partitions: []string{"p"}})
+		if err != nil || p.GetAnswers()[0].GetRefusal() != nil || p.GetVoter().GetIncarnation() != own {
+			t.Fatal(p, err)
+		}
+		time.Sleep(d / 2) // virtual
+		a, err := g.voter.AcceptAgain(t.Context(), &pb.AcceptAgainRequest{ClusterId: "c", Version: 1, Items: []*pb.AcceptItem{{Partition: "p", Ballot: b, Value: value("us", rival, 1)}}})
+		if err != nil || a.GetAnswers()[0].GetRefusal() != nil {
+			t.Fatal(a, err)
+		}
+		regs, err := g.voter.Registers()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r := regs["p"]; r.Accepted != register.BallotOf(b) || r.Value.Epoch != 1 || r.Since.Sub(before["p"].Since) != d/2 {
+			t.Errorf("%+v after %+v", r, before["p"])
 		}
 	})
 }

@@ -551,11 +551,8 @@ type ClusterConfiguration struct {
 	// Names of removed partitions: their registers stay at the voters, so the
 	// names are never used again.
 	RetiredPartitions []string `protobuf:"bytes,12,rep,name=retired_partitions,json=retiredPartitions,proto3" json:"retired_partitions,omitempty"`
-	// Where voters are reached that joined later: processes started with an older
-	// cluster file do not have them.
-	Addresses     []*VoterAddress `protobuf:"bytes,13,rep,name=addresses,proto3" json:"addresses,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *ClusterConfiguration) Reset() {
@@ -672,13 +669,6 @@ func (x *ClusterConfiguration) GetRetiredPartitions() []string {
 	return nil
 }
 
-func (x *ClusterConfiguration) GetAddresses() []*VoterAddress {
-	if x != nil {
-		return x.Addresses
-	}
-	return nil
-}
-
 // ShardException gives a hot key a shard of its own, in the partition of the
 // key's hash shard.
 type ShardException struct {
@@ -734,69 +724,6 @@ func (x *ShardException) GetShard() uint32 {
 	return 0
 }
 
-// VoterAddress is one process that speaks for a voter.
-type VoterAddress struct {
-	state   protoimpl.MessageState `protogen:"open.v1"`
-	VoterId string                 `protobuf:"bytes,1,opt,name=voter_id,json=voterId,proto3" json:"voter_id,omitempty"`
-	// The process's name, as in its certificate.
-	Process string `protobuf:"bytes,2,opt,name=process,proto3" json:"process,omitempty"`
-	// host:port of the votes plane.
-	Votes         string `protobuf:"bytes,3,opt,name=votes,proto3" json:"votes,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *VoterAddress) Reset() {
-	*x = VoterAddress{}
-	mi := &file_headlease_v1_types_proto_msgTypes[8]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *VoterAddress) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*VoterAddress) ProtoMessage() {}
-
-func (x *VoterAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_types_proto_msgTypes[8]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use VoterAddress.ProtoReflect.Descriptor instead.
-func (*VoterAddress) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_types_proto_rawDescGZIP(), []int{8}
-}
-
-func (x *VoterAddress) GetVoterId() string {
-	if x != nil {
-		return x.VoterId
-	}
-	return ""
-}
-
-func (x *VoterAddress) GetProcess() string {
-	if x != nil {
-		return x.Process
-	}
-	return ""
-}
-
-func (x *VoterAddress) GetVotes() string {
-	if x != nil {
-		return x.Votes
-	}
-	return ""
-}
-
 // ConfigBallot orders the proposals for the next configuration.
 type ConfigBallot struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -810,7 +737,7 @@ type ConfigBallot struct {
 
 func (x *ConfigBallot) Reset() {
 	*x = ConfigBallot{}
-	mi := &file_headlease_v1_types_proto_msgTypes[9]
+	mi := &file_headlease_v1_types_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -822,7 +749,7 @@ func (x *ConfigBallot) String() string {
 func (*ConfigBallot) ProtoMessage() {}
 
 func (x *ConfigBallot) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_types_proto_msgTypes[9]
+	mi := &file_headlease_v1_types_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -835,7 +762,7 @@ func (x *ConfigBallot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigBallot.ProtoReflect.Descriptor instead.
 func (*ConfigBallot) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_types_proto_rawDescGZIP(), []int{9}
+	return file_headlease_v1_types_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ConfigBallot) GetRound() uint64 {
@@ -868,7 +795,7 @@ type ConfigRegister struct {
 
 func (x *ConfigRegister) Reset() {
 	*x = ConfigRegister{}
-	mi := &file_headlease_v1_types_proto_msgTypes[10]
+	mi := &file_headlease_v1_types_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -880,7 +807,7 @@ func (x *ConfigRegister) String() string {
 func (*ConfigRegister) ProtoMessage() {}
 
 func (x *ConfigRegister) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_types_proto_msgTypes[10]
+	mi := &file_headlease_v1_types_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -893,7 +820,7 @@ func (x *ConfigRegister) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigRegister.ProtoReflect.Descriptor instead.
 func (*ConfigRegister) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_types_proto_rawDescGZIP(), []int{10}
+	return file_headlease_v1_types_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ConfigRegister) GetPromised() *ConfigBallot {
@@ -932,7 +859,7 @@ type PeerReport struct {
 
 func (x *PeerReport) Reset() {
 	*x = PeerReport{}
-	mi := &file_headlease_v1_types_proto_msgTypes[11]
+	mi := &file_headlease_v1_types_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -944,7 +871,7 @@ func (x *PeerReport) String() string {
 func (*PeerReport) ProtoMessage() {}
 
 func (x *PeerReport) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_types_proto_msgTypes[11]
+	mi := &file_headlease_v1_types_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -957,7 +884,7 @@ func (x *PeerReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerReport.ProtoReflect.Descriptor instead.
 func (*PeerReport) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_types_proto_rawDescGZIP(), []int{11}
+	return file_headlease_v1_types_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *PeerReport) GetRegion() string {
@@ -999,7 +926,7 @@ type RoundTrip struct {
 
 func (x *RoundTrip) Reset() {
 	*x = RoundTrip{}
-	mi := &file_headlease_v1_types_proto_msgTypes[12]
+	mi := &file_headlease_v1_types_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1011,7 +938,7 @@ func (x *RoundTrip) String() string {
 func (*RoundTrip) ProtoMessage() {}
 
 func (x *RoundTrip) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_types_proto_msgTypes[12]
+	mi := &file_headlease_v1_types_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1024,7 +951,7 @@ func (x *RoundTrip) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RoundTrip.ProtoReflect.Descriptor instead.
 func (*RoundTrip) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_types_proto_rawDescGZIP(), []int{12}
+	return file_headlease_v1_types_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *RoundTrip) GetPeer() string {
@@ -1072,7 +999,7 @@ const file_headlease_v1_types_proto_rawDesc = "" +
 	"\rPartitionSpec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x120\n" +
 	"\x06shards\x18\x02 \x03(\v2\x18.headlease.v1.ShardRangeR\x06shards\x12\x16\n" +
-	"\x06prefer\x18\x03 \x03(\tR\x06prefer\"\xc2\x04\n" +
+	"\x06prefer\x18\x03 \x03(\tR\x06prefer\"\x88\x04\n" +
 	"\x14ClusterConfiguration\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12!\n" +
@@ -1091,15 +1018,10 @@ const file_headlease_v1_types_proto_rawDesc = "" +
 	"\n" +
 	"exceptions\x18\v \x03(\v2\x1c.headlease.v1.ShardExceptionR\n" +
 	"exceptions\x12-\n" +
-	"\x12retired_partitions\x18\f \x03(\tR\x11retiredPartitions\x128\n" +
-	"\taddresses\x18\r \x03(\v2\x1a.headlease.v1.VoterAddressR\taddresses\"8\n" +
+	"\x12retired_partitions\x18\f \x03(\tR\x11retiredPartitions\"8\n" +
 	"\x0eShardException\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05shard\x18\x02 \x01(\rR\x05shard\"Y\n" +
-	"\fVoterAddress\x12\x19\n" +
-	"\bvoter_id\x18\x01 \x01(\tR\avoterId\x12\x18\n" +
-	"\aprocess\x18\x02 \x01(\tR\aprocess\x12\x14\n" +
-	"\x05votes\x18\x03 \x01(\tR\x05votes\"@\n" +
+	"\x05shard\x18\x02 \x01(\rR\x05shard\"@\n" +
 	"\fConfigBallot\x12\x14\n" +
 	"\x05round\x18\x01 \x01(\x04R\x05round\x12\x1a\n" +
 	"\bproposer\x18\x02 \x01(\tR\bproposer\"\xc0\x01\n" +
@@ -1140,7 +1062,7 @@ func file_headlease_v1_types_proto_rawDescGZIP() []byte {
 }
 
 var file_headlease_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_headlease_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_headlease_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_headlease_v1_types_proto_goTypes = []any{
 	(PartitionPhase)(0),          // 0: headlease.v1.PartitionPhase
 	(Verdict)(0),                 // 1: headlease.v1.Verdict
@@ -1152,11 +1074,10 @@ var file_headlease_v1_types_proto_goTypes = []any{
 	(*PartitionSpec)(nil),        // 7: headlease.v1.PartitionSpec
 	(*ClusterConfiguration)(nil), // 8: headlease.v1.ClusterConfiguration
 	(*ShardException)(nil),       // 9: headlease.v1.ShardException
-	(*VoterAddress)(nil),         // 10: headlease.v1.VoterAddress
-	(*ConfigBallot)(nil),         // 11: headlease.v1.ConfigBallot
-	(*ConfigRegister)(nil),       // 12: headlease.v1.ConfigRegister
-	(*PeerReport)(nil),           // 13: headlease.v1.PeerReport
-	(*RoundTrip)(nil),            // 14: headlease.v1.RoundTrip
+	(*ConfigBallot)(nil),         // 10: headlease.v1.ConfigBallot
+	(*ConfigRegister)(nil),       // 11: headlease.v1.ConfigRegister
+	(*PeerReport)(nil),           // 12: headlease.v1.PeerReport
+	(*RoundTrip)(nil),            // 13: headlease.v1.RoundTrip
 }
 var file_headlease_v1_types_proto_depIdxs = []int32{
 	2,  // 0: headlease.v1.Register.promised:type_name -> headlease.v1.Ballot
@@ -1167,16 +1088,15 @@ var file_headlease_v1_types_proto_depIdxs = []int32{
 	7,  // 5: headlease.v1.ClusterConfiguration.partitions:type_name -> headlease.v1.PartitionSpec
 	5,  // 6: headlease.v1.ClusterConfiguration.previous_voters:type_name -> headlease.v1.Voter
 	9,  // 7: headlease.v1.ClusterConfiguration.exceptions:type_name -> headlease.v1.ShardException
-	10, // 8: headlease.v1.ClusterConfiguration.addresses:type_name -> headlease.v1.VoterAddress
-	11, // 9: headlease.v1.ConfigRegister.promised:type_name -> headlease.v1.ConfigBallot
-	11, // 10: headlease.v1.ConfigRegister.accepted:type_name -> headlease.v1.ConfigBallot
-	8,  // 11: headlease.v1.ConfigRegister.proposed:type_name -> headlease.v1.ClusterConfiguration
-	1,  // 12: headlease.v1.PeerReport.verdict:type_name -> headlease.v1.Verdict
-	13, // [13:13] is the sub-list for method output_type
-	13, // [13:13] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	10, // 8: headlease.v1.ConfigRegister.promised:type_name -> headlease.v1.ConfigBallot
+	10, // 9: headlease.v1.ConfigRegister.accepted:type_name -> headlease.v1.ConfigBallot
+	8,  // 10: headlease.v1.ConfigRegister.proposed:type_name -> headlease.v1.ClusterConfiguration
+	1,  // 11: headlease.v1.PeerReport.verdict:type_name -> headlease.v1.Verdict
+	12, // [12:12] is the sub-list for method output_type
+	12, // [12:12] is the sub-list for method input_type
+	12, // [12:12] is the sub-list for extension type_name
+	12, // [12:12] is the sub-list for extension extendee
+	0,  // [0:12] is the sub-list for field type_name
 }
 
 func init() { file_headlease_v1_types_proto_init() }
@@ -1190,7 +1110,7 @@ func file_headlease_v1_types_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_headlease_v1_types_proto_rawDesc), len(file_headlease_v1_types_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   13,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
