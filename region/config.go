@@ -10,6 +10,7 @@ import (
 
 	"github.com/headlease/headlease/internal/clock"
 	"github.com/headlease/headlease/internal/clusterfile"
+	"github.com/headlease/headlease/internal/clusterfile/load"
 	"github.com/headlease/headlease/internal/fault"
 	"github.com/headlease/headlease/internal/link"
 	"github.com/headlease/headlease/internal/pki"
@@ -26,6 +27,11 @@ type Config struct {
 	Name string
 	// DataDir is this server's alone; made if it does not exist.
 	DataDir string
+	// Join makes a server whose directory is empty ask its region to be added;
+	// otherwise it waits for init.
+	Join bool
+	// Files tells of changes of the cluster file; nil: it never changes.
+	Files *load.Watcher
 	// Credentials with the gossip key; nil only with Insecure.
 	Credentials *pki.Credentials
 	// Insecure is plain text on loopback, for development.
@@ -47,6 +53,10 @@ type Config struct {
 	// Exit ends the process when its disk hangs; nil: exit with status 75.
 	Exit func(reason error)
 }
+
+// maxLevel is the highest feature level that this program knows. No command
+// needs one yet.
+const maxLevel = 0
 
 func (c Config) withDefaults() Config {
 	if c.Logger == nil {

@@ -2,6 +2,7 @@ package region
 
 import (
 	"context"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -195,6 +196,10 @@ func (h heads) Lapsed(partition string, epoch fence.Epoch) {
 // voters measures the votes of others.
 type voters struct {
 	*campaignrun.Voters
+	took   *prometheus.HistogramVec
+	failed *prometheus.CounterVec
+
+	mu sync.Mutex
 	by map[string]*voterMeter
 }
 
@@ -203,7 +208,7 @@ type voterMeter struct {
 	failed          prometheus.Counter
 }
 
-func newVoters(reg prometheus.Registerer, v *campaignrun.Voters, ids []string) voters {
+func newVoters(reg prometheus.Registerer, v *campaignrun.Voters, ids []string) *voters {
 	make := promauto.With(reg)
 	took := make.NewHistogramVec(prometheus.HistogramOpts{
 		Name: telemetry.VotesAskedTime, Help: "Time until another voter answered a vote of this region, by voter and method.",
@@ -212,19 +217,32 @@ func newVoters(reg prometheus.Registerer, v *campaignrun.Voters, ids []string) v
 	failed := make.NewCounterVec(prometheus.CounterOpts{
 		Name: telemetry.VotesAskedFailures, Help: "Votes that another voter did not answer in time, or answered with an error.",
 	}, []string{telemetry.LabelVoter})
-	out := voters{v, map[string]*voterMeter{}}
+	out := &voters{Voters: v, took: took, failed: failed, by: map[string]*voterMeter{}}
 	for _, id := range ids {
-		out.by[id] = &voterMeter{took.WithLabelValues(id, "prepare"), took.WithLabelValues(id, "accept"), failed.WithLabelValues(id)}
+		out.meter(id)
 	}
 	return out
 }
 
-func (v voters) Voter(id string) campaignrun.Voter {
-	in, m := v.Voters.Voter(id), v.by[id]
-	if in == nil || m == nil {
-		return in
+// meter of a voter; one that was not in the cluster file at the start gets its
+// own when it is first asked.
+func (v *voters) meter(id string) *voterMeter {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	m := v.by[id]
+	if m == nil {
+		m = &voterMeter{v.took.WithLabelValues(id, "prepare"), v.took.WithLabelValues(id, "accept"), v.failed.WithLabelValues(id)}
+		v.by[id] = m
 	}
-	return meteredVoter{in, m}
+	return m
+}
+
+func (v *voters) Voter(id string) campaignrun.Voter {
+	in := v.Voters.Voter(id)
+	if in == nil {
+		return nil
+	}
+	return meteredVoter{in, v.meter(id)}
 }
 
 type meteredVoter struct {

@@ -18,11 +18,14 @@ import (
 // the servers of the own region. Safe for concurrent use.
 type peers struct {
 	links  *link.Links
-	file   clusterfile.File
 	region string
 	dial   []grpc.DialOption // of the API plane
 
+	// missed is told that a name was asked for that the file does not have.
+	missed func()
+
 	mu     sync.Mutex
+	file   clusterfile.File
 	closed bool
 	conns  map[connKey]*grpc.ClientConn
 }
@@ -36,22 +39,63 @@ func newPeers(links *link.Links, file clusterfile.File, region string, dial []gr
 	return &peers{links: links, file: file, region: region, dial: dial, conns: map[connKey]*grpc.ClientConn{}}
 }
 
+// current is the cluster file in force.
+func (p *peers) current() clusterfile.File {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.file
+}
+
+// setFile replaces the cluster file. Connections to servers that moved or are
+// gone are ended; those to the others stay.
+func (p *peers) setFile(f clusterfile.File) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for key, c := range p.conns {
+		was, _ := p.file.Process(key.server)
+		if now, ok := f.Process(key.server); !ok || now.Region != was.Region || addressOf(now, key.plane) != addressOf(was, key.plane) {
+			_ = c.Close()
+			delete(p.conns, key)
+		}
+	}
+	p.file = f
+}
+
+func addressOf(p clusterfile.Process, plane link.Plane) string {
+	if plane == link.PlaneVotes {
+		return p.Votes
+	}
+	return p.API
+}
+
+// server returns a server of the own region.
+func (p *peers) server(name string) (clusterfile.Process, error) {
+	proc, ok := p.current().Process(name)
+	if ok && proc.Region == p.region {
+		return proc, nil
+	}
+	if p.missed != nil {
+		p.missed()
+	}
+	return proc, fmt.Errorf("server %q is not in the cluster file under region %s; add it there", name, p.region)
+}
+
 func peerOf(p clusterfile.Process, address string) link.Peer {
 	return link.Peer{Name: p.Name, Region: p.Region, Role: pki.Role(p.Role), Address: address}
 }
 
 // raft tells whom a name of Raft's configuration means.
 func (p *peers) raft(name string) (link.Peer, error) {
-	proc, ok := p.file.Process(name)
-	if !ok || proc.Region != p.region {
-		return link.Peer{}, fmt.Errorf("raft server %q is not in the cluster file under region %s; add it there", name, p.region)
+	proc, err := p.server(name)
+	if err != nil {
+		return link.Peer{}, err
 	}
 	return peerOf(proc, proc.Raft), nil
 }
 
 // gossip tells whom a gossip name or address means.
 func (p *peers) gossip(name, address string) (link.Peer, bool) {
-	for _, proc := range p.file.Processes() {
+	for _, proc := range p.current().Processes() {
 		if proc.Name == name || (name == "" && proc.Gossip == address) {
 			return peerOf(proc, proc.Gossip), true
 		}
@@ -62,7 +106,7 @@ func (p *peers) gossip(name, address string) (link.Peer, bool) {
 // voters are the remote voters with the processes that speak for them.
 func (p *peers) voters() map[string][]link.Peer {
 	out := map[string][]link.Peer{}
-	for _, proc := range p.file.Processes() {
+	for _, proc := range p.current().Processes() {
 		if proc.Region != p.region {
 			out[proc.Voter()] = append(out[proc.Voter()], peerOf(proc, proc.Votes))
 		}
@@ -73,7 +117,7 @@ func (p *peers) voters() map[string][]link.Peer {
 // addresses are the API addresses of a region.
 func (p *peers) addresses(region string) []string {
 	var out []string
-	for _, proc := range p.file.RegionProcesses(region) {
+	for _, proc := range p.current().RegionProcesses(region) {
 		out = append(out, proc.API)
 	}
 	return out
@@ -81,9 +125,9 @@ func (p *peers) addresses(region string) []string {
 
 // conn returns the connection to a server of the own region; it does not wait.
 func (p *peers) conn(plane link.Plane, server string) (*grpc.ClientConn, error) {
-	proc, ok := p.file.Process(server)
-	if !ok || proc.Region != p.region {
-		return nil, fmt.Errorf("server %q is not in the cluster file under region %s", server, p.region)
+	proc, err := p.server(server)
+	if err != nil {
+		return nil, err
 	}
 	address, options := proc.API, p.dial
 	if plane == link.PlaneVotes {

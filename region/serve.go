@@ -85,6 +85,8 @@ func (s *Server) makeServers() error {
 		Region: s.process.Region, Server: s.process.Name, Version: s.cfg.Version,
 		Replica: s.replica, Campaign: s.campaign, Detector: s.detector, Clock: s.cfg.Clock,
 	})
+	s.group = s.makeGroup()
+	pb.RegisterMemberServiceServer(s.api, &api.Members{Group: s.group, Identify: identify})
 	reflection.RegisterV1(s.api)
 	if s.cfg.Drills {
 		fault.Register(s.api, fault.ServiceConfig{Table: s.cfg.Faults, Authorize: link.RequireAdmin, Logger: s.cfg.Logger})

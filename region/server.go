@@ -25,6 +25,7 @@ import (
 	"github.com/headlease/headlease/internal/telemetry/tracing"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 	"github.com/headlease/headlease/region/admission"
+	"github.com/headlease/headlease/region/api"
 	lessorrun "github.com/headlease/headlease/region/lessor/run"
 	"github.com/headlease/headlease/region/replica"
 	"github.com/headlease/headlease/region/vote"
@@ -59,6 +60,7 @@ type Server struct {
 	shown    *telemetry.Server // nil: not served
 	ready    *readiness
 	control  *admission.Control
+	group    *api.Group
 	// died gets the first panic of a call's handler, which ends the server.
 	died chan error
 }
@@ -107,6 +109,7 @@ func (s *Server) listen() (err error) {
 		return err
 	}
 	s.peers = newPeers(s.links, s.cfg.File, s.process.Region, tracing.DialOptions(s.cfg.Traces))
+	s.peers.missed = s.cfg.Files.Poke
 	s.remote = campaignrun.NewVoters(s.links, s.peers.voters())
 	if s.apiLn, err = s.links.Listen(link.PlaneAPI, s.process.API); err != nil {
 		return err
@@ -150,9 +153,7 @@ func (s *Server) makeDetector() (err error) {
 	if s.cfg.Credentials != nil {
 		c.Key = s.cfg.Credentials.GossipKey
 	}
-	for _, p := range s.cfg.File.Peers(s.process.Name) {
-		c.Peers = append(c.Peers, detector.Peer{Name: p.Name, Region: p.Region, Gossip: p.Gossip})
-	}
+	c.Peers = detectorPeers(s.cfg.File, s.process.Name)
 	s.detector, err = detector.New(c)
 	if err == nil {
 		s.detector.SetBeat(s.beat)
@@ -184,6 +185,9 @@ func (s *Server) openReplica(ctx context.Context) error {
 		Stream: s.raftLn, Timing: timing, Clock: s.cfg.Clock, Observer: s, Terms: s.peers,
 		Disk: s.cfg.Faults, Registerer: s.cfg.Registry, Logger: s.cfg.Logger, Exit: s.cfg.Exit,
 	})
+	if err == nil && s.cfg.Join {
+		err = s.replica.Join()
+	}
 	return err
 }
 
@@ -244,6 +248,9 @@ func (s *Server) Run(ctx context.Context) error {
 			return clock.Watch(ctx, clock.WatchConfig{Clock: s.cfg.Clock, Restarted: s.clockGap})
 		}},
 		rungroup.Task{Name: "calls", Run: s.watchCalls},
+		rungroup.Task{Name: "cluster file", Run: s.followFile},
+		rungroup.Task{Name: "join", Run: s.join},
+		rungroup.Task{Name: "feature level", Run: s.group.RaiseLevels},
 		rungroup.Task{Name: "detector", Run: s.detector.Run},
 		rungroup.Task{Name: "lessor", Run: s.lessor.Run},
 		rungroup.Task{Name: "watches", Run: s.watches.Run},

@@ -156,6 +156,9 @@ func (c *Cluster) initRegion(ctx context.Context, r clusterfile.Region, processe
 		}
 		req.Servers = append(req.Servers, &pb.RaftServer{Name: p.Name, RaftId: described[i].GetRaftId()})
 	}
+	if len(old) == 0 && len(own)%2 == 0 {
+		return 0, fmt.Errorf("region %s has %d servers, an even number, which survives no more losses than %d; begin with 1, 3 or 5", r.Name, len(own), len(own)-1)
+	}
 	ask := func(ctx context.Context, some []clusterfile.Process) ([]uint64, error) {
 		got := make([]uint64, len(some))
 		err := retry(ctx, func() error {

@@ -4,13 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"os/signal"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/headlease/headlease/internal/clock"
 	"github.com/headlease/headlease/internal/clusterfile"
+	"github.com/headlease/headlease/internal/clusterfile/load"
 	"github.com/headlease/headlease/internal/fault"
 	"github.com/headlease/headlease/internal/pki"
 	"github.com/headlease/headlease/internal/telemetry"
@@ -22,12 +26,16 @@ import (
 
 func newRegionCmd(a *app) *cobra.Command {
 	var name, dataDir, faults string
-	var drills bool
+	var drills, join bool
 	cmd := &cobra.Command{
 		Use:   "region",
 		Short: "Run a region server",
 		Long: `Region runs one region server of the cluster file: a member of its region's Raft
 group. It serves leases after 'headlease init' has set the cluster up.
+
+A server of a running region starts with an empty data directory and --join, and
+'headlease server add' makes it a voter. Names and addresses of other processes
+are read again when the cluster file changes, and at once on SIGHUP.
 
 It ends when its disk fails or hangs, on SIGTERM and on an interrupt, handing its
 leadership over first.`,
@@ -44,17 +52,18 @@ leadership over first.`,
 			if dataDir != "" {
 				f.DataDir = dataDir
 			}
-			return runRegion(cmd.Context(), a, f, faults, drills)
+			return runRegion(cmd.Context(), a, f, faults, drills, join)
 		},
 	}
 	cmd.Flags().StringVar(&name, "name", "", "which region server of the cluster file this is (HEADLEASE_NAME)")
 	cmd.Flags().StringVar(&dataDir, "data-dir", "", "directory for this server alone (HEADLEASE_DATA_DIR)")
+	cmd.Flags().BoolVar(&join, "join", false, "with an empty data directory, ask the region to be added instead of waiting for init ('headlease server')")
 	cmd.Flags().BoolVar(&drills, "drills", false, "let an admin inject faults; never in production")
 	cmd.Flags().StringVar(&faults, "faults", "", "file of the faults in force from the start; needs --drills")
 	return cmd
 }
 
-func runRegion(ctx context.Context, a *app, f clusterfile.File, faults string, drills bool) error {
+func runRegion(ctx context.Context, a *app, f clusterfile.File, faults string, drills, join bool) error {
 	log, err := a.logger()
 	if err != nil {
 		return err
@@ -64,7 +73,7 @@ func runRegion(ctx context.Context, a *app, f clusterfile.File, faults string, d
 		return err
 	}
 	cfg := region.Config{
-		File: f, Name: process.Name, DataDir: f.DataDir, Insecure: a.insecure, Drills: drills,
+		File: f, Name: process.Name, DataDir: f.DataDir, Join: join, Insecure: a.insecure, Drills: drills,
 		Version: version.String(), Logger: log.With("server", process.Name),
 	}
 	var errs []error
@@ -108,6 +117,11 @@ func runRegion(ctx context.Context, a *app, f clusterfile.File, faults string, d
 			cfg.Logger.Warn("the last traces were not sent", "error", err)
 		}
 	}()
+	cfg.Files = load.NewWatcher(a.config, cfg.Logger)
+	hup := make(chan os.Signal, 1)
+	signal.Notify(hup, syscall.SIGHUP)
+	defer signal.Stop(hup)
+	cfg.Files.Hup = hup
 	s, err := region.New(ctx, cfg)
 	if err != nil {
 		return err

@@ -142,7 +142,7 @@ func TestEachFaultNamesFieldValueAndRemedy(t *testing.T) {
 			replace("name: w1", "name: eu"),
 			`witnesses[0].name: "eu" is also regions[0].name; give each region, server and witness a name of its own`,
 		},
-		"two servers":    {replace("      - {name: eu-3, host: 10.1.0.3}\n", ""), "regions[0].servers: 2 listed; use 3 or 5 (1 for development only)"},
+		"seven servers":  {replace("      - {name: eu-3, host: 10.1.0.3}\n", sevenServers), "regions[0].servers: 7 listed; use 3 or 5 (1 for development only)"},
 		"unknown top":    {add("witneses: []"), "witneses: unknown key; did you mean witnesses?"},
 		"unknown server": {replace("{name: eu-2, host:", "{name: eu-2, hots:"), "regions[0].servers[1].hots: unknown key; did you mean host?"},
 		"unknown, far":   {replace("prefer: [eu]", "prefer: [eu], colour: red"), "partitions[0].colour: unknown key; known here: name, shards, prefer"},
@@ -206,7 +206,6 @@ partitions: [{name: main, shards: 0-1, prefer: [us]}]
 		"cluster: missing; give a name of a-z, 0-9 and -",
 		"d: 200ms is below 1s; choose 1s to 60s",
 		"shards: 3 is not a power of two up to 65536; choose one such as 256",
-		"regions[0].servers: 2 listed; use 3 or 5 (1 for development only)",
 		`regions[0].servers[1].name: "a" is also regions[0].servers[0].name; give each region, server and witness a name of its own`,
 		"regions[0].servers[1].api: missing; give host, or api as host:port",
 		"regions[0].servers[1].votes: missing; give host, or votes as host:port",
@@ -244,7 +243,21 @@ func TestWarnings(t *testing.T) {
 	if !slices.Equal(warnings, want) {
 		t.Errorf("warnings %q", warnings)
 	}
+	// While a server is replaced there is one more.
+	four := strings.Replace(small, "host: 10.1.0.3}\n", "host: 10.1.0.3}\n      - {name: eu-4, host: 10.1.0.4}\n", 1)
+	_, warnings, err = Parse([]byte(four), nil)
+	if err != nil || len(warnings) != 1 || !strings.Contains(warnings[0], "4 servers, an even number, which survives no more losses than 3") {
+		t.Errorf("four servers: %q, %v", warnings, err)
+	}
 }
+
+// sevenServers is the third to the seventh.
+const sevenServers = `      - {name: eu-3, host: 10.1.0.3}
+      - {name: eu-4, host: 10.1.0.4}
+      - {name: eu-5, host: 10.1.0.5}
+      - {name: eu-6, host: 10.1.0.6}
+      - {name: eu-7, host: 10.1.0.7}
+`
 
 // A metrics address on loopback is taken on its own host only.
 func TestLoopbackMetricsCollideOnOneHostOnly(t *testing.T) {

@@ -147,12 +147,14 @@ func (c *checker) regions(f File) {
 	for i, r := range f.Regions {
 		path := fmt.Sprintf("regions[%d]", i)
 		c.processName(path+".name", r.Name)
-		switch len(r.Servers) {
+		switch n := len(r.Servers); n {
 		case 3, 5:
+		case 2, 4, 6: // while one is being added or replaced
+			c.warn(path+".servers", "region %s has %d servers, an even number, which survives no more losses than %d: for the time in which one is replaced; else use 3 or 5", r.Name, n, n-1)
 		case 1:
 			c.warn(path+".servers", "region %s has one server: its death is the region's; for development only, use 3 or 5", r.Name)
 		default:
-			c.fault(path+".servers", "%d listed; use 3 or 5 (1 for development only)", len(r.Servers))
+			c.fault(path+".servers", "%d listed; use 3 or 5 (1 for development only)", n)
 		}
 		for j, s := range r.Servers {
 			path := fmt.Sprintf("%s.servers[%d]", path, j)

@@ -227,12 +227,17 @@ func (s *Members) ListMembers(ctx context.Context, _ *pb.ListMembersRequest) (*p
 		return nil, err
 	}
 	out := &pb.ListMembersResponse{Region: s.Group.Region, Term: term, CommitIndex: commit, FeatureLevel: s.Group.Level()}
+	voters := 0
 	for _, m := range group {
+		if m.Voter {
+			voters++
+		}
 		out.Members = append(out.Members, &pb.Member{
 			Name: m.Name, RaftId: m.RaftID, Voter: m.Voter, Leader: m.Leader, Live: m.Live, Problem: m.Problem,
 			LastIndex: m.LastIndex, AppliedIndex: m.AppliedIndex, Behind: m.Behind(commit), FeatureLevel: m.Level,
 		})
 	}
+	out.Warning = members.Warning(voters)
 	return out, nil
 }
 

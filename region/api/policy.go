@@ -60,6 +60,11 @@ func Policy() policy.Table {
 
 		pb.PeerService_CurrentTerm_FullMethodName: {Deadline: shortCall, MaxRequestBytes: smallRequest, Roles: regions},
 
+		pb.MemberService_Join_FullMethodName:          {Deadline: 10 * time.Second, MaxRequestBytes: smallRequest, Roles: regions},
+		pb.MemberService_ListMembers_FullMethodName:   {Deadline: shortCall, MaxRequestBytes: smallRequest, Roles: admins},
+		pb.MemberService_PromoteMember_FullMethodName: {Deadline: 15 * time.Second, MaxRequestBytes: smallRequest, Roles: admins},
+		pb.MemberService_RemoveMember_FullMethodName:  {Deadline: 15 * time.Second, MaxRequestBytes: smallRequest, Roles: admins},
+
 		"/grpc.health.v1.Health/Check": {Deadline: shortCall, MaxRequestBytes: smallRequest, Roles: all},
 		"/grpc.health.v1.Health/List":  {Deadline: shortCall, MaxRequestBytes: smallRequest, Roles: all},
 		"/grpc.health.v1.Health/Watch": {Deadline: policy.NoDeadline, MaxRequestBytes: smallRequest, Roles: all},

@@ -301,8 +301,10 @@ type ListMembersResponse struct {
 	Term        uint64                 `protobuf:"varint,2,opt,name=term,proto3" json:"term,omitempty"`
 	CommitIndex uint64                 `protobuf:"varint,3,opt,name=commit_index,json=commitIndex,proto3" json:"commit_index,omitempty"`
 	// Committed feature level.
-	FeatureLevel  uint32    `protobuf:"varint,4,opt,name=feature_level,json=featureLevel,proto3" json:"feature_level,omitempty"`
-	Members       []*Member `protobuf:"bytes,5,rep,name=members,proto3" json:"members,omitempty"`
+	FeatureLevel uint32    `protobuf:"varint,4,opt,name=feature_level,json=featureLevel,proto3" json:"feature_level,omitempty"`
+	Members      []*Member `protobuf:"bytes,5,rep,name=members,proto3" json:"members,omitempty"`
+	// What an operator should know of the number of voters; usually empty.
+	Warning       string `protobuf:"bytes,6,opt,name=warning,proto3" json:"warning,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -370,6 +372,13 @@ func (x *ListMembersResponse) GetMembers() []*Member {
 		return x.Members
 	}
 	return nil
+}
+
+func (x *ListMembersResponse) GetWarning() string {
+	if x != nil {
+		return x.Warning
+	}
+	return ""
 }
 
 type PromoteMemberRequest struct {
@@ -638,13 +647,14 @@ const file_headlease_v1_members_proto_rawDesc = "" +
 	"\x06behind\x18\t \x01(\x04R\x06behind\x12#\n" +
 	"\rfeature_level\x18\n" +
 	" \x01(\rR\ffeatureLevel\"\x14\n" +
-	"\x12ListMembersRequest\"\xb9\x01\n" +
+	"\x12ListMembersRequest\"\xd3\x01\n" +
 	"\x13ListMembersResponse\x12\x16\n" +
 	"\x06region\x18\x01 \x01(\tR\x06region\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\x04R\x04term\x12!\n" +
 	"\fcommit_index\x18\x03 \x01(\x04R\vcommitIndex\x12#\n" +
 	"\rfeature_level\x18\x04 \x01(\rR\ffeatureLevel\x12.\n" +
-	"\amembers\x18\x05 \x03(\v2\x14.headlease.v1.MemberR\amembers\"*\n" +
+	"\amembers\x18\x05 \x03(\v2\x14.headlease.v1.MemberR\amembers\x12\x18\n" +
+	"\awarning\x18\x06 \x01(\tR\awarning\"*\n" +
 	"\x14PromoteMemberRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\x82\x01\n" +
 	"\x15PromoteMemberResponse\x12\x14\n" +
