@@ -191,12 +191,22 @@ var _ pb.PeerServiceServer = (*PeerServer)(nil)
 // PeerServer returns the handler of PeerService.
 func (r *Replica) PeerServer() *PeerServer { return &PeerServer{r: r} }
 
-// CurrentTerm answers with this server's Raft id and current term: 0 while Raft
-// does not run, which agrees with nobody.
-func (p *PeerServer) CurrentTerm(context.Context, *pb.CurrentTermRequest) (*pb.CurrentTermResponse, error) {
-	resp := &pb.CurrentTermResponse{RaftId: p.r.RaftID()}
-	if rf := p.r.raft.Load(); rf != nil {
-		resp.Term = rf.CurrentTerm()
+// CurrentTerm answers with this server's Raft id and current term, 0 while Raft
+// does not run, which agrees with nobody, and says how far it is. A leader's
+// hints in the request are taken if it leads this server's term.
+func (p *PeerServer) CurrentTerm(_ context.Context, req *pb.CurrentTermRequest) (*pb.CurrentTermResponse, error) {
+	resp := &pb.CurrentTermResponse{RaftId: p.r.RaftID(), FeatureLevel: p.r.cfg.FeatureLevel}
+	rf := p.r.raft.Load()
+	if rf == nil {
+		return resp, nil
+	}
+	resp.Term, resp.LastIndex = rf.CurrentTerm(), rf.LastIndex()
+	resp.AppliedIndex, resp.SnapshotIndex = p.r.fsm.applied.Load(), p.r.stores.snaps.newest.Load()
+	if req.GetLeaderTerm() != 0 {
+		if req.GetLeaderTerm() == resp.Term {
+			p.r.compact.hear(req)
+		}
+		p.r.compact.answer(resp)
 	}
 	return resp, nil
 }

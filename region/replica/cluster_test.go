@@ -47,6 +47,7 @@ type cluster struct {
 	names []string
 	edit  func(*Config)
 	clock goClock
+	wrap  func(*node) Disk // what a node's replica gets for its disk; nil: the node's own
 
 	mu    sync.Mutex
 	nodes map[string]*node
@@ -82,6 +83,10 @@ type asker struct {
 }
 
 func (a asker) AskTerm(ctx context.Context, server string) (*pb.CurrentTermResponse, error) {
+	return a.AskProgress(ctx, server, &pb.CurrentTermRequest{})
+}
+
+func (a asker) AskProgress(ctx context.Context, server string, req *pb.CurrentTermRequest) (*pb.CurrentTermResponse, error) {
 	travel := func() error {
 		if a.c.sim == nil {
 			return nil
@@ -104,7 +109,7 @@ func (a asker) AskTerm(ctx context.Context, server string) (*pb.CurrentTermRespo
 	if n == nil {
 		return nil, errors.New("unavailable")
 	}
-	resp, err := n.r.PeerServer().CurrentTerm(ctx, &pb.CurrentTermRequest{})
+	resp, err := n.r.PeerServer().CurrentTerm(ctx, req)
 	if err != nil {
 		return nil, err
 	}
@@ -114,7 +119,7 @@ func (a asker) AskTerm(ctx context.Context, server string) (*pb.CurrentTermRespo
 func (c *cluster) config(name string) Config {
 	cfg := Config{
 		Name: name, Cluster: "c", Region: "eu", DataDir: filepath.Join(c.dir, name), Timing: TimingLAN(), Clock: c.clock,
-		Terms: asker{c, name}, Logger: slog.New(slog.DiscardHandler), segmentSize: 256 << 10,
+		Terms: asker{c, name}, Progress: asker{c, name}, Logger: slog.New(slog.DiscardHandler), segmentSize: 256 << 10,
 	}
 	if os.Getenv("REPLICA_TEST_LOG") != "" {
 		cfg.Logger = slog.New(slog.NewTextHandler(os.Stderr, nil)).With("server", name)
@@ -131,6 +136,9 @@ func (c *cluster) open(name string) *node {
 	n := &node{c: c, name: name, disk: newTestDisk(), obs: &recorder{}, exits: make(chan error, 1), done: make(chan error, 1)}
 	cfg := c.config(name)
 	cfg.Disk, cfg.Observer = n.disk, n.obs
+	if c.wrap != nil {
+		cfg.Disk = c.wrap(n)
+	}
 	cfg.Exit = func(err error) { n.exits <- err }
 	if c.sim != nil {
 		cfg.Stream = c.sim.listen(name)
@@ -270,6 +278,7 @@ type testDisk struct {
 	mu   sync.Mutex
 	gate chan struct{} // closed: writes pass
 	fail error
+	ops  map[string]error // of one kind of operation
 }
 
 func newTestDisk() *testDisk {
@@ -278,9 +287,12 @@ func newTestDisk() *testDisk {
 	return d
 }
 
-func (d *testDisk) Before(string) error {
+func (d *testDisk) Before(op string) error {
 	d.mu.Lock()
 	gate, err := d.gate, d.fail
+	if err == nil {
+		err = d.ops[op]
+	}
 	d.mu.Unlock()
 	<-gate
 	return err
@@ -298,6 +310,15 @@ func (d *testDisk) release() {
 	close(d.gate)
 }
 
+func (d *testDisk) failOp(op string, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.ops == nil {
+		d.ops = map[string]error{}
+	}
+	d.ops[op] = err
+}
+
 func (d *testDisk) failWith(err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -310,6 +331,7 @@ type recorder struct {
 
 	mu       sync.Mutex
 	last     uint64
+	first    uint64 // entry applied since the last restore
 	faults   []string
 	begun    []uint64 // terms that Begins was true for
 	deposed  []uint64
@@ -324,6 +346,9 @@ func (o *recorder) Applied(index, term uint64, events []state.Event) {
 		o.faults = append(o.faults, fmt.Sprintf("applied %d after %d", index, o.last))
 	}
 	o.last = index
+	if o.first == 0 {
+		o.first = index
+	}
 	if got := o.r.View().AppliedIndex(); got != index {
 		o.faults = append(o.faults, fmt.Sprintf("view at %d while observing %d", got, index))
 	}
@@ -344,6 +369,7 @@ func (o *recorder) Restored() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.restored++
+	o.first = 0
 	o.last = o.r.View().AppliedIndex()
 }
 

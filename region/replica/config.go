@@ -84,7 +84,7 @@ type TermAsker interface {
 }
 
 // Disk is asked before each store write ("raft/append", "raft/compact",
-// "raft/stable"). It may delay the write or fail it: the seam of drills.
+// "raft/stable", "raft/snapshot"). It may delay the write or fail it: the seam of drills.
 type Disk interface {
 	Before(op string) error
 }
@@ -111,6 +111,11 @@ type Config struct {
 	Observer Observer
 	// Terms asks the other servers during a leadership check.
 	Terms TermAsker
+	// Progress asks the other servers how far they are; nil: nobody is asked, each
+	// server writes its snapshots when it likes, and nothing is kept for laggards.
+	Progress ProgressAsker
+	// FeatureLevel is the highest that this program knows: told to the leader.
+	FeatureLevel uint32
 	// Disk may be nil: no faults.
 	Disk Disk
 	// Registerer of the replica's metrics; may be nil.
@@ -136,13 +141,21 @@ type Config struct {
 	// EntriesInFlight bounds entries proposed and not yet applied; default 8.
 	EntriesInFlight int
 
-	// SnapshotInterval is how often (once to twice this long) the log's length is
-	// looked at; default 5 s. A restart reads the whole log, so it stays short.
+	// SnapshotInterval is how often the log's length is looked at and a leader asks
+	// the others how far they are; default 1 s.
 	SnapshotInterval time.Duration
-	// SnapshotThreshold is how many entries make a snapshot; default 20000.
-	SnapshotThreshold uint64
-	// TrailingLogs stay behind a snapshot for followers that lag; default 10000.
+	// SnapshotThreshold is how many entries, and SnapshotBytes how many bytes of
+	// them, behind the last snapshot make the next one due; defaults 20000 and 64
+	// MiB. A restart reads and applies them again.
+	SnapshotThreshold, SnapshotBytes uint64
+	// TrailingLogs entries, but at most 32 MiB of them, stay behind a snapshot
+	// whoever needs them; default 10000.
 	TrailingLogs uint64
+	// RetainBytes bounds the entries, in bytes, and RetainTime the time for which
+	// the log is kept for a server that lags or has stopped answering; defaults 256
+	// MiB and 10 min. Beyond, it is sent a snapshot.
+	RetainBytes uint64
+	RetainTime  time.Duration
 
 	// segmentSize of the log store in bytes; default 16 MiB.
 	segmentSize int
@@ -178,7 +191,8 @@ func (c Config) withDefaults() Config {
 	def(&c.StoreLimit, 1500*time.Millisecond)
 	def(&c.TransportTimeout, 1500*time.Millisecond)
 	def(&c.StopTimeout, 5*time.Second)
-	def(&c.SnapshotInterval, 5*time.Second)
+	def(&c.SnapshotInterval, time.Second)
+	def(&c.RetainTime, 10*time.Minute)
 	if c.QueueLimit == 0 {
 		c.QueueLimit = 8192
 	}
@@ -187,6 +201,12 @@ func (c Config) withDefaults() Config {
 	}
 	if c.SnapshotThreshold == 0 {
 		c.SnapshotThreshold = 20000
+	}
+	if c.SnapshotBytes == 0 {
+		c.SnapshotBytes = 64 << 20
+	}
+	if c.RetainBytes == 0 {
+		c.RetainBytes = 256 << 20
 	}
 	if c.TrailingLogs == 0 {
 		c.TrailingLogs = 10000
@@ -227,6 +247,7 @@ func (c Config) Validate() error {
 	}{
 		{"store limit", c.StoreLimit}, {"transport timeout", c.TransportTimeout},
 		{"stop timeout", c.StopTimeout}, {"snapshot interval", c.SnapshotInterval},
+		{"retain time", c.RetainTime},
 	} {
 		bad(f.d < 0, "%s: %v is negative; leave it out for the default", f.name, f.d)
 	}

@@ -25,6 +25,8 @@ type fsm struct {
 
 	machine *state.Machine
 	dead    error
+	// restoreErr is the last failed Restore's.
+	restoreErr error
 
 	view    atomic.Pointer[state.View]
 	applied atomic.Uint64
@@ -125,6 +127,7 @@ func (f *fsm) Snapshot() (raft.FSMSnapshot, error) {
 // Restore replaces the machine.
 func (f *fsm) Restore(in io.ReadCloser) error {
 	m, err := state.ReadSnapshot(bufio.NewReaderSize(in, 1<<18))
+	f.restoreErr = err
 	if err != nil {
 		return errors.Join(err, in.Close())
 	}

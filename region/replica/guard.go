@@ -34,7 +34,12 @@ type call struct {
 	op      string
 	started time.Time
 	ticks   int
+	// patience multiplies the limit.
+	patience int
 }
+
+// piecePatience is for calls that no command waits for.
+const piecePatience = 10
 
 func newGuard(disk Disk, failed func(error), stored func(string, time.Duration, error)) *guard {
 	if disk == nil {
@@ -43,8 +48,10 @@ func newGuard(disk Disk, failed func(error), stored func(string, time.Duration, 
 	return &guard{disk: disk, failed: failed, stored: stored, calls: make(map[*call]struct{})}
 }
 
-func (g *guard) begin(op string) *call {
-	c := &call{op: op, started: time.Now()}
+func (g *guard) begin(op string) *call { return g.enter(op, 1) }
+
+func (g *guard) enter(op string, patience int) *call {
+	c := &call{op: op, started: time.Now(), patience: patience}
 	g.mu.Lock()
 	g.calls[c] = struct{}{}
 	g.mu.Unlock()
@@ -61,6 +68,20 @@ func (g *guard) read(op string, f func() error) error {
 	c := g.begin(op)
 	defer g.end(c)
 	return f()
+}
+
+// piece is a write that may fail and be done again later, of a snapshot: no
+// command waits for it, and nothing that was promised rests on it before its end.
+func (g *guard) piece(op string, f func() error) error {
+	c := g.enter(op, piecePatience)
+	defer g.end(c)
+	if err := g.disk.Before(op); err != nil {
+		return fmt.Errorf("store write %s failed: %w", op, err)
+	}
+	if err := f(); err != nil {
+		return fmt.Errorf("store write %s failed: %w", op, err)
+	}
+	return nil
 }
 
 func (g *guard) write(op string, f func() error) error {
@@ -120,7 +141,8 @@ func (g *guard) overdue(limit time.Duration, need int) error {
 	defer g.mu.Unlock()
 	for c := range g.calls {
 		c.ticks++
-		if ran := now.Sub(c.started); c.ticks >= need && ran >= limit {
+		limit := limit * time.Duration(c.patience)
+		if ran := now.Sub(c.started); c.ticks >= need*c.patience && ran >= limit {
 			return fmt.Errorf("store call %s has been running for %v, over %v: the disk hangs",
 				c.op, ran.Round(time.Millisecond), limit)
 		}

@@ -20,6 +20,8 @@ type metrics struct {
 	appendTime, compactTime  prometheus.Observer
 	stableTime               prometheus.Observer
 	storeFailures            prometheus.Counter
+	snapshotTime             prometheus.Observer
+	snapshotFailures         prometheus.Counter
 }
 
 // outcomes of proposals.
@@ -49,6 +51,13 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Name: telemetry.StoreWriteFailures, Help: "Failed writes to the data directory; the first one stops the server.",
 		}),
 	}
+	m.snapshotTime = make.NewHistogram(prometheus.HistogramOpts{
+		Name: telemetry.SnapshotTime, Help: "Time in which a snapshot of this server's state was written.",
+		Buckets: telemetry.Seconds(),
+	})
+	m.snapshotFailures = make.NewCounter(prometheus.CounterOpts{
+		Name: telemetry.SnapshotFailures, Help: "Snapshots that could not be written; the log grows until one is.",
+	})
 	for lane, name := range map[int]string{urgentLane: "urgent", normalLane: "normal"} {
 		m.proposals[lane] = outcomes{
 			committed: proposals.WithLabelValues(name, "committed"),
@@ -100,4 +109,13 @@ func (m *metrics) stored(op string, took time.Duration, err error) {
 	case opStable:
 		m.stableTime.Observe(took.Seconds())
 	}
+}
+
+// snapshotted counts a snapshot.
+func (m *metrics) snapshotted(took time.Duration, err error) {
+	if err != nil {
+		m.snapshotFailures.Inc()
+		return
+	}
+	m.snapshotTime.Observe(took.Seconds())
 }

@@ -31,19 +31,20 @@ type Server struct {
 // Replica is this server's part in its region's Raft group. All methods are
 // safe for concurrent use.
 type Replica struct {
-	cfg    Config
-	log    *slog.Logger
-	hlog   hclog.Logger
-	id     raft.ServerID
-	dir    *dataDir
-	stores *stores
-	layer  *streams
-	fsm    *fsm
-	lead   *leadership
-	prop   *proposer
-	check  *checker
-	pulse  *pulse
-	metric *metrics
+	cfg     Config
+	log     *slog.Logger
+	hlog    hclog.Logger
+	id      raft.ServerID
+	dir     *dataDir
+	stores  *stores
+	layer   *streams
+	fsm     *fsm
+	lead    *leadership
+	prop    *proposer
+	check   *checker
+	pulse   *pulse
+	metric  *metrics
+	compact *compactor
 
 	raft atomic.Pointer[raft.Raft]
 
@@ -89,9 +90,10 @@ func Open(ctx context.Context, cfg Config) (*Replica, error) {
 	r.fsm = newFSM(cfg.Name, cfg.Observer, r.lead, r.fatal)
 	r.prop = newProposer(r, cfg.QueueLimit, cfg.EntriesInFlight)
 	r.check = newChecker(r)
+	r.compact = newCompactor(r)
 	r.stores, err = openStores(storeOptions{
 		dir: cfg.DataDir, segmentSize: cfg.segmentSize, boltLog: cfg.boltLog,
-		guard: newGuard(cfg.Disk, r.fatal, r.metric.stored), logger: r.hlog,
+		guard: newGuard(cfg.Disk, r.fatal, r.metric.stored), logger: r.hlog, log: r.log,
 	})
 	if err == nil {
 		r.isReady, err = r.stores.initialised()
@@ -102,6 +104,10 @@ func Open(ctx context.Context, cfg Config) (*Replica, error) {
 			err = errors.Join(err, r.stores.close())
 		}
 		return nil, errors.Join(err, dir.close())
+	}
+	r.stores.snaps.leading = func() bool {
+		rf := r.raft.Load()
+		return rf != nil && rf.State() == raft.Leader
 	}
 	if r.isReady {
 		close(r.ready)
@@ -252,6 +258,9 @@ type Stats struct {
 	// Applied is the newest entry applied to the state machine, Commit the newest
 	// known to be committed, Last the newest in the log.
 	Applied, Commit, Last uint64
+	// Snapshot is where the newest snapshot ends, First the oldest entry in the log,
+	// LogBytes about the size of the log's entries.
+	Snapshot, First, LogBytes uint64
 	// LastContact is the time since this follower heard its leader; 0 on a leader,
 	// negative if never.
 	LastContact time.Duration
@@ -264,6 +273,7 @@ type Stats struct {
 func (r *Replica) Stats() Stats {
 	s := Stats{Initialised: r.Initialised(), RaftID: r.RaftID(), State: "stopped", Servers: r.Servers()}
 	s.Applied = r.fsm.applied.Load()
+	s.Snapshot = r.stores.snaps.newest.Load()
 	r.prop.mu.Lock()
 	s.InFlight = r.prop.inFlight
 	for i := range r.prop.lanes {
@@ -277,6 +287,9 @@ func (r *Replica) Stats() Stats {
 	s.State = rf.State().String()
 	s.Leader, s.Term, _ = r.Leader()
 	s.Commit, s.Last = rf.CommitIndex(), rf.LastIndex()
+	if first, err := r.stores.logs.FirstIndex(); err == nil {
+		s.First, s.LogBytes = first, r.stores.logs.bytesFrom(first)
+	}
 	switch at := rf.LastContact(); {
 	case rf.State() == raft.Leader:
 	case at.IsZero():

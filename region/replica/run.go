@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"time"
 
@@ -95,9 +96,10 @@ func (r *Replica) raftConfig() *raft.Config {
 	// bursts; without the buffer a single submitter gets no group commit.
 	c.MaxAppendEntries = maxAppendEntries
 	c.BatchApplyCh = true
-	c.SnapshotInterval = r.cfg.SnapshotInterval
-	c.SnapshotThreshold = r.cfg.SnapshotThreshold
-	c.TrailingLogs = r.cfg.TrailingLogs
+	// Snapshots and the removal of what they cover are ours (compactor). An
+	// installed snapshot empties the log all the same: the write-ahead log takes no
+	// gaps.
+	c.SnapshotInterval, c.SnapshotThreshold, c.TrailingLogs = never, math.MaxUint64, math.MaxUint64
 	c.NoLegacyTelemetry = true // else one metric name per peer
 	c.Logger = r.hlog
 	// A removed server must stop its Raft: it would campaign for ever.
@@ -105,12 +107,22 @@ func (r *Replica) raftConfig() *raft.Config {
 	return c
 }
 
+const never = 10 * 365 * 24 * time.Hour
+
+// installScale is how much of a snapshot each TransportTimeout allows for. The
+// default of hashicorp/raft, 256 KiB, lets a receiver that died hold the sender
+// for minutes.
+const installScale = 1 << 20
+
 // errHung: Raft did not stop; its stores are in use and cannot be closed.
 var errHung = errors.New("raft did not stop in time: a store call hangs")
 
 // runRaft starts Raft and its parts, waits for the end, and stops them in
 // order.
 func (r *Replica) runRaft(ctx, parts context.Context, wg *sync.WaitGroup) error {
+	if err := r.stores.reconcile(); err != nil {
+		return fmt.Errorf("data directory %s: %w", r.cfg.DataDir, err)
+	}
 	trans := transport{raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
 		ServerAddressProvider: byID{},
 		Logger:                r.hlog.Named("transport"),
@@ -118,11 +130,16 @@ func (r *Replica) runRaft(ctx, parts context.Context, wg *sync.WaitGroup) error 
 		MaxPool:               maxPool,
 		Timeout:               r.cfg.TransportTimeout,
 	})}
+	trans.TimeoutScale = installScale
 	rf, err := raft.NewRaft(r.raftConfig(), r.fsm, r.stores.logs, r.stores.stable, r.stores.snaps, trans)
 	if err != nil {
 		trans.CloseStreams()
+		if r.fsm.restoreErr != nil {
+			err = fmt.Errorf("%w: snapshot in %s: %w; %s", err, r.stores.snaps.dir, r.fsm.restoreErr, lostData)
+		}
 		return errors.Join(fmt.Errorf("start raft: %w", err), trans.Close())
 	}
+	r.stores.snaps.trust("")
 	r.raft.Store(rf)
 	r.log.Info("raft started", "raft-id", string(r.id), "term", rf.CurrentTerm(), "last", rf.LastIndex())
 
@@ -132,6 +149,7 @@ func (r *Replica) runRaft(ctx, parts context.Context, wg *sync.WaitGroup) error 
 	busy.Go(func() { r.prop.run(work, rf) })
 	busy.Go(func() { r.check.run(work, rf) })
 	busy.Go(func() { r.runPulse(work) })
+	busy.Go(func() { r.compact.run(work, rf) })
 	wg.Go(func() { r.watchLeadership(parts, rf) })
 
 	var cause error
@@ -149,6 +167,7 @@ func (r *Replica) runRaft(ctx, parts context.Context, wg *sync.WaitGroup) error 
 	// answers all of them, at the latest when the leader's lease ends.
 	r.futures.wait(r.cfg.Timing.LeaderLease + min(time.Second, r.cfg.StopTimeout))
 
+	r.stores.snaps.halt() // neither a snapshot nor an install is waited for
 	down := make(chan error, 1)
 	go func() { down <- rf.Shutdown().Error() }()
 	select {

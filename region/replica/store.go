@@ -3,6 +3,7 @@ package replica
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"time"
@@ -12,11 +13,14 @@ import (
 	raftboltdb "github.com/hashicorp/raft-boltdb/v2"
 	wal "github.com/hashicorp/raft-wal"
 	"github.com/hashicorp/raft-wal/metadb"
+	"github.com/hashicorp/raft-wal/types"
 	"go.etcd.io/bbolt"
 )
 
 const (
-	logCacheSize     = 4096
+	// logCacheSize is more entries than are ever on their way: a few proposed, and
+	// what the followers have not been sent yet. Each may be 64 KiB.
+	logCacheSize     = 512
 	retainSnapshots  = 2
 	boltLockTimeout  = time.Second // bbolt's default waits for ever
 	maxAppendEntries = 1024
@@ -28,9 +32,9 @@ var keyCurrentTerm = []byte("CurrentTerm")
 // stores are the durable parts of a server, all guarded.
 type stores struct {
 	guard   *guard
-	logs    raft.LogStore
+	logs    *logStore
 	stable  raft.StableStore
-	snaps   raft.SnapshotStore
+	snaps   *snapStore
 	closers []func() error
 }
 
@@ -40,6 +44,7 @@ type storeOptions struct {
 	boltLog     bool
 	guard       *guard
 	logger      hclog.Logger
+	log         *slog.Logger
 }
 
 // openStores opens log, stable store and snapshots. Log entries are in a
@@ -73,6 +78,13 @@ func openStores(o storeOptions) (_ *stores, err error) {
 		// The log's own Close leaves its meta store open and locked, and a second
 		// open in this process would wait for ever: close it ourselves, last.
 		db := &metadb.BoltMetaDB{}
+		repaired, err := repairTail(dir, db, o.segmentSize)
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("open %s: %w", logName, err), db.Close())
+		}
+		if repaired {
+			o.log.Info("the log's last file was full and is copied into a longer one", "path", dir)
+		}
 		w, err := wal.Open(dir, wal.WithMetaStore(db), wal.WithSegmentSize(o.segmentSize), wal.WithLogger(o.logger.Named("log")))
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("open %s: %w", logName, err), db.Close())
@@ -80,10 +92,14 @@ func openStores(o storeOptions) (_ *stores, err error) {
 		s.closers = append(s.closers, db.Close, w.Close)
 		logs = w
 	}
-	if s.logs, err = raft.NewLogCache(logCacheSize, &guardedLog{guard: o.guard, in: logs}); err != nil {
-		return nil, err
+	old, err := sealedBytes(filepath.Join(o.dir, logName), int64(o.segmentSize))
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", logName, err)
 	}
-	if s.snaps, err = raft.NewFileSnapshotStoreWithLogger(o.dir, retainSnapshots, o.logger); err != nil {
+	if s.logs, err = newLogStore(&guardedLog{guard: o.guard, in: logs}, old); err != nil {
+		return nil, fmt.Errorf("open %s: %w", logName, err)
+	}
+	if s.snaps, err = openSnapStore(o.dir, o.guard, o.log); err != nil {
 		return nil, fmt.Errorf("open snapshots: %w", err)
 	}
 	return s, nil
@@ -110,11 +126,12 @@ func (s *stores) initialised() (bool, error) {
 	if last > 0 {
 		return true, nil
 	}
-	list, err := s.snaps.List()
+	// A damaged snapshot counts too: this server has been a member.
+	names, err := s.snaps.names()
 	if err != nil {
 		return false, fmt.Errorf("list snapshots: %w", err)
 	}
-	return len(list) > 0, nil
+	return len(names) > 0, nil
 }
 
 // bootstrap writes the first entry. Unlike raft.BootstrapCluster it can be
@@ -144,6 +161,7 @@ const (
 	opRead       = "raft/read"
 	opStable     = "raft/stable"
 	opStableRead = "raft/stable-read"
+	opSnapshot   = "raft/snapshot"
 )
 
 // guardedLog watches every call and passes writes through the fault seam.
@@ -171,7 +189,14 @@ func (g *guardedLog) StoreLog(log *raft.Log) error {
 }
 
 func (g *guardedLog) StoreLogs(logs []*raft.Log) error {
-	return g.guard.write(opAppend, func() error { return g.in.StoreLogs(logs) })
+	return g.guard.write(opAppend, func() error {
+		err := g.in.StoreLogs(logs)
+		if errors.Is(err, types.ErrSealed) {
+			// The log begins its next file in the background and only logs a failure.
+			err = fmt.Errorf("the log's next file could not be made, as on a full or broken disk: %w", err)
+		}
+		return err
+	})
 }
 
 func (g *guardedLog) DeleteRange(first, last uint64) error {
