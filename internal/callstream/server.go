@@ -1,0 +1,192 @@
+package callstream
+
+import (
+	"context"
+	"errors"
+	"io"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	pb "github.com/headlease/headlease/proto/headlease/v1"
+)
+
+// maxRunning bounds the calls that a stream has under way; then it is not read
+// on.
+const maxRunning = 4096
+
+// Server answers the calls of streams with the handlers of services. Register
+// these with it as with a grpc.Server, before it serves.
+type Server struct {
+	pb.UnimplementedCallServiceServer
+	// Interceptor is the whole chain that a call passes which comes alone; nil
+	// for none.
+	Interceptor grpc.UnaryServerInterceptor
+
+	methods map[string]method
+}
+
+var (
+	_ pb.CallServiceServer  = (*Server)(nil)
+	_ grpc.ServiceRegistrar = (*Server)(nil)
+)
+
+type method struct {
+	handler grpc.MethodHandler
+	impl    any
+}
+
+// RegisterService takes the unary methods of a service.
+func (s *Server) RegisterService(desc *grpc.ServiceDesc, impl any) {
+	if s.methods == nil {
+		s.methods = map[string]method{}
+	}
+	for _, m := range desc.Methods {
+		s.methods["/"+desc.ServiceName+"/"+m.MethodName] = method{m.Handler, impl}
+	}
+}
+
+// Calls is CallService.
+func (s *Server) Calls(stream grpc.BidiStreamingServer[pb.CallsRequest, pb.CallsResponse]) error {
+	ctx, cancel := context.WithCancel(stream.Context())
+	r := &running{server: s, ctx: ctx, out: outbox[*pb.CallResult]{patient: true}, slots: make(chan struct{}, maxRunning), cancels: map[uint64]context.CancelFunc{}}
+	r.out.send = func(calls []*pb.CallResult) error {
+		err := stream.Send(&pb.CallsResponse{Calls: calls})
+		if err != nil {
+			cancel() // the reader notices by itself, the handlers by this
+		}
+		return err
+	}
+	err := r.read(stream)
+	if !errors.Is(err, io.EOF) {
+		cancel()
+	}
+	r.calls.Wait() // who has said all waits for the answers
+	cancel()
+	if errors.Is(err, io.EOF) {
+		return nil
+	}
+	return err
+}
+
+// running are the calls of one stream.
+type running struct {
+	server *Server
+	ctx    context.Context
+	slots  chan struct{}
+	calls  sync.WaitGroup
+	out    outbox[*pb.CallResult]
+
+	mu      sync.Mutex
+	cancels map[uint64]context.CancelFunc
+}
+
+func (r *running) read(stream grpc.BidiStreamingServer[pb.CallsRequest, pb.CallsResponse]) error {
+	for {
+		batch, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		for _, call := range batch.GetCalls() {
+			if call.GetCancel() {
+				r.cancel(call.GetId())
+				continue
+			}
+			select {
+			case r.slots <- struct{}{}:
+			case <-r.ctx.Done():
+				return status.FromContextError(r.ctx.Err()).Err()
+			}
+			ctx, cancel := r.begin(call)
+			r.calls.Go(func() {
+				r.out.put(r.server.answer(ctx, call))
+				r.finish(call.GetId(), cancel)
+				<-r.slots
+			})
+		}
+	}
+}
+
+// begin makes a call's context before the next message is read, which may
+// cancel it.
+func (r *running) begin(call *pb.Call) (context.Context, context.CancelFunc) {
+	ctx := r.ctx
+	if len(call.GetMetadata()) > 0 {
+		ctx = metadata.NewIncomingContext(ctx, metadata.New(call.GetMetadata()))
+	} else {
+		ctx = metadata.NewIncomingContext(ctx, nil)
+	}
+	var cancel context.CancelFunc
+	if d := call.GetTimeoutNs(); d > 0 {
+		ctx, cancel = context.WithTimeout(ctx, time.Duration(d))
+	} else {
+		ctx, cancel = context.WithCancel(ctx)
+	}
+	r.mu.Lock()
+	r.cancels[call.GetId()] = cancel
+	r.mu.Unlock()
+	return ctx, cancel
+}
+
+func (r *running) cancel(id uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if cancel, ok := r.cancels[id]; ok {
+		cancel()
+	}
+}
+
+func (r *running) finish(id uint64, cancel context.CancelFunc) {
+	cancel()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.cancels, id)
+}
+
+// answer makes one call.
+func (s *Server) answer(ctx context.Context, call *pb.Call) *pb.CallResult {
+	m, ok := s.methods[call.GetMethod()]
+	if !ok {
+		return failed(call, status.Errorf(codes.Unimplemented, "%s: not among the methods that go over a stream of calls", call.GetMethod()))
+	}
+	decode := func(v any) error {
+		in, ok := v.(proto.Message)
+		if !ok {
+			return status.Errorf(codes.Internal, "%s: takes no protobuf message", call.GetMethod())
+		}
+		if err := proto.Unmarshal(call.GetMessage(), in); err != nil {
+			return status.Errorf(codes.InvalidArgument, "%s: the request cannot be decoded: %v", call.GetMethod(), err)
+		}
+		return nil
+	}
+	reply, err := m.handler(m.impl, ctx, decode, s.Interceptor)
+	if err != nil {
+		return failed(call, err)
+	}
+	out, ok := reply.(proto.Message)
+	if !ok {
+		return failed(call, status.Errorf(codes.Internal, "%s: gave no protobuf message", call.GetMethod()))
+	}
+	b, err := proto.Marshal(out)
+	if err != nil {
+		return failed(call, status.Errorf(codes.Internal, "%s: the response cannot be encoded: %v", call.GetMethod(), err))
+	}
+	return &pb.CallResult{Id: call.GetId(), Message: b}
+}
+
+func failed(call *pb.Call, err error) *pb.CallResult {
+	st, ok := status.FromError(err)
+	if !ok {
+		st = status.FromContextError(err) // as gRPC's server does
+	}
+	b, err := proto.Marshal(st.Proto())
+	if err != nil || len(b) == 0 {
+		b, _ = proto.Marshal(status.New(codes.Internal, "the error of a call cannot be encoded").Proto())
+	}
+	return &pb.CallResult{Id: call.GetId(), Status: b}
+}
