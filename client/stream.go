@@ -106,7 +106,10 @@ type keeper struct {
 	// asked is when the oldest unanswered keepalive was sent; 0: none is.
 	asked    instant.Instant
 	sent     []sentKeepalive
-	complete bool // the stream has begun to speak for the session
+	// begun is the newest term in which the stream has begun to speak for the
+	// session: a server keeps the stream when the leader changes, and what the one
+	// before was to say may be lost.
+	begun uint64
 }
 
 // sentKeepalive waits for its ack.
@@ -151,8 +154,8 @@ func (k *keeper) take(msg *pb.AttachResponse) {
 	k.sent = left
 	close(s.answered)
 	s.answered = make(chan struct{})
-	if !k.complete && ack.GetComplete() {
-		k.complete = true
+	if msg.GetTerm() > k.begun && ack.GetComplete() {
+		k.begun = msg.GetTerm()
 		close(s.attached)
 		s.attached = make(chan struct{})
 	}

@@ -14,6 +14,7 @@ func (s *Server) Applied(index, _ uint64, events []state.Event) {
 	for _, e := range events {
 		switch e := e.(type) {
 		case state.TermBegun:
+			s.edge.LeaderChanged()
 			if e.Server == s.process.Name && s.replica.Begins(e.Term) {
 				s.begin(e.Term)
 				return
@@ -62,6 +63,7 @@ func (s *Server) Deposed(term uint64) {
 	s.campaign.Deposed(term)
 	s.voter.Deposed(term)
 	s.lessor.Deposed(term)
+	s.edge.LeaderChanged()
 }
 
 // clockGap: this process was paused or a clock jumped; nothing that was

@@ -8,6 +8,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/headlease/headlease/internal/callstream"
 	"github.com/headlease/headlease/internal/clusterfile"
 	"github.com/headlease/headlease/internal/link"
 	"github.com/headlease/headlease/internal/pki"
@@ -33,6 +34,7 @@ type peers struct {
 type connKey struct {
 	plane  link.Plane
 	server string
+	mux    bool
 }
 
 func newPeers(links *link.Links, file clusterfile.File, region string, dial []grpc.DialOption) *peers {
@@ -125,20 +127,33 @@ func (p *peers) addresses(region string) []string {
 
 // conn returns the connection to a server of the own region; it does not wait.
 func (p *peers) conn(plane link.Plane, server string) (*grpc.ClientConn, error) {
+	return p.dialled(connKey{plane: plane, server: server})
+}
+
+// mux is a connection of its own to the votes port, for the clients' streams: a
+// leadership check waits for nobody's keepalives.
+func (p *peers) mux(server string) (*grpc.ClientConn, error) {
+	return p.dialled(connKey{plane: link.PlaneVotes, server: server, mux: true})
+}
+
+func (p *peers) dialled(key connKey) (*grpc.ClientConn, error) {
+	plane, server := key.plane, key.server
 	proc, err := p.server(server)
 	if err != nil {
 		return nil, err
 	}
 	address, options := proc.API, p.dial
-	if plane == link.PlaneVotes {
+	switch {
+	case plane == link.PlaneVotes:
 		address, options = proc.Votes, nil
+	case len(options) == 0: // not traced
+		options = []grpc.DialOption{callstream.DialOption(callstream.LeaseMethods()...)}
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
 		return nil, link.ErrClosed
 	}
-	key := connKey{plane, server}
 	if c := p.conns[key]; c != nil {
 		return c, nil
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/headlease/headlease/internal/telemetry/tracing"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 	"github.com/headlease/headlease/region/api"
+	"github.com/headlease/headlease/region/mux"
 )
 
 // What one connection may take of the memory. The windows are fixed, or gRPC
@@ -47,13 +48,7 @@ func (s *Server) makeServers() error {
 	admit := &api.Admission{Control: s.control, Identify: identify, Refused: s.metrics.refusedCall}
 	server := func(plane link.Plane) *grpc.Server {
 		forward := &api.Forwarder{
-			Leader: s.leader,
-			Uninitialised: func() string {
-				if s.replica.Initialised() {
-					return ""
-				}
-				return s.process.Name
-			},
+			Leader: s.leader, Uninitialised: s.uninitialised,
 			Conn: func(server string) (*grpc.ClientConn, error) {
 				s.metrics.forwarded[plane].Inc()
 				return s.peers.conn(plane, server)
@@ -77,8 +72,10 @@ func (s *Server) makeServers() error {
 	}
 	s.api, s.votes = server(link.PlaneAPI), server(link.PlaneVotes)
 	raft := s.raft()
-	pb.RegisterSessionServiceServer(s.api, &api.Sessions{Region: s.process.Region, Raft: raft, Lessor: s.lessor, Identify: identify})
-	leases := &api.Leases{Region: s.process.Region, Raft: raft, Lessor: s.lessor, Clock: s.cfg.Clock, Addresses: s.peers.addresses}
+	pb.RegisterSessionServiceServer(s.api, &api.Sessions{
+		Region: s.process.Region, Raft: raft, Edge: s.edge, Identify: identify, Uninitialised: s.uninitialised,
+	})
+	leases := &api.Leases{Region: s.process.Region, Raft: raft, Lessor: s.lessor, Clock: s.cfg.Clock, Identify: identify, Addresses: s.peers.addresses}
 	pb.RegisterLeaseServiceServer(s.api, leases)
 	pb.RegisterWatchServiceServer(s.api, &api.Watches{Region: s.process.Region, Raft: s.replica, Hub: s.watches, Leases: leases})
 	pb.RegisterClusterServiceServer(s.api, &api.Cluster{
@@ -96,7 +93,16 @@ func (s *Server) makeServers() error {
 	})
 	pb.RegisterConfigServiceServer(s.votes, &api.Configs{Voter: s.voter, Raft: s.replica})
 	pb.RegisterPeerServiceServer(s.votes, s.replica.PeerServer())
+	pb.RegisterMuxServiceServer(s.votes, &mux.Server{Region: s.process.Region, Shell: s.lessor, Prove: api.Prove(s.replica), Identify: identify})
 	return errors.Join(rules.Check(s.api), rules.Check(s.votes))
+}
+
+// uninitialised returns this server's name until it belongs to a group.
+func (s *Server) uninitialised() string {
+	if s.replica.Initialised() {
+		return ""
+	}
+	return s.process.Name
 }
 
 // callDied is told of a panic in a call's handler; the first one ends the server.

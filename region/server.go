@@ -27,6 +27,7 @@ import (
 	"github.com/headlease/headlease/region/admission"
 	"github.com/headlease/headlease/region/api"
 	lessorrun "github.com/headlease/headlease/region/lessor/run"
+	"github.com/headlease/headlease/region/mux"
 	"github.com/headlease/headlease/region/replica"
 	"github.com/headlease/headlease/region/vote"
 	"github.com/headlease/headlease/region/watch"
@@ -51,6 +52,7 @@ type Server struct {
 	replica  *replica.Replica
 	voter    *vote.Voter
 	lessor   *lessorrun.Shell
+	edge     *mux.Edge
 	campaign *campaignrun.Shell
 	watches  *watch.Hub
 	api      *grpc.Server
@@ -216,6 +218,10 @@ func (s *Server) makeShells() {
 		Registerer: s.cfg.Registry, Logger: s.cfg.Logger,
 	})
 	s.lessor = lessorrun.New(lessorrun.Config{Raft: s.replica, Clock: s.cfg.Clock, Registerer: s.cfg.Registry, Logger: s.cfg.Logger})
+	s.edge = mux.NewEdge(mux.Config{
+		Server: s.process.Name, Leader: s.leader, Shell: s.lessor, Conn: s.peers.mux, Prove: api.Prove(s.replica),
+		Registerer: s.cfg.Registry, Logger: s.cfg.Logger,
+	})
 	s.campaign = campaignrun.New(campaignrun.Config{
 		Region: s.process.Region, Own: s.voter, Remote: newVoters(s.cfg.Registry, s.remote, slices.Sorted(maps.Keys(s.peers.voters()))),
 		Raft: campaignRaft{s.replica, s.metrics.campaigns}, Heads: heads{s.lessor, s.metrics},
@@ -256,6 +262,7 @@ func (s *Server) Run(ctx context.Context) error {
 		rungroup.Task{Name: "watches", Run: s.watches.Run},
 		rungroup.Task{Name: "votes", Run: func(ctx context.Context) error { return link.ServeGRPC(ctx, s.votes, s.votesLn, stopGrace) }},
 		rungroup.Task{Name: "api", Run: func(ctx context.Context) error { return link.ServeGRPC(ctx, s.api, s.apiLn, stopGrace) }},
+		rungroup.Task{Name: "client streams", Run: s.edge.Run}, // ended before the API waits for its calls
 		rungroup.Task{Name: "campaign", Run: s.campaign.Run},
 		rungroup.Task{Name: "replica", Run: s.replica.Run},
 		rungroup.Task{Name: "faults", Run: func(ctx context.Context) error {

@@ -143,6 +143,18 @@ func (r *Region) Elect(server int) {
 	}
 	r.lessor.Begin(r.term, r.machine.View())
 	r.renewLocked()
+	r.led()
+}
+
+// led tells the servers that the leadership has moved. r.mu is held.
+func (r *Region) led() {
+	for _, s := range r.servers {
+		go func() { // a server that is being killed has its lock
+			if e := s.Edge(); e != nil {
+				e.LeaderChanged()
+			}
+		}()
+	}
 }
 
 // Depose leaves the region without a leader.

@@ -12,6 +12,7 @@ import (
 	"github.com/headlease/headlease/internal/policy"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 	"github.com/headlease/headlease/region/api"
+	"github.com/headlease/headlease/region/mux"
 )
 
 // Server is one server of a region.
@@ -25,6 +26,9 @@ type Server struct {
 	in    *listener
 	done  chan struct{}
 	peers map[string]*grpc.ClientConn
+	// edge has the streams of the server's clients until stop ends it.
+	edge *mux.Edge
+	stop func()
 }
 
 func newServer(r *Region, name string) *Server {
@@ -53,9 +57,14 @@ func (s *Server) Start() {
 	forward := &api.Forwarder{Leader: s.leader, Conn: s.peer, Identify: identify, Local: api.Local()}
 	options := append(rules.ServerOptions(), grpc.ChainUnaryInterceptor(forward.Unary), grpc.ChainStreamInterceptor(forward.Stream))
 	s.grpc, s.in, s.done = grpc.NewServer(options...), newListener(), make(chan struct{})
-	pb.RegisterSessionServiceServer(s.grpc, &api.Sessions{Region: r.cfg.Name, Raft: r, Lessor: r.lessor, Identify: identify})
+	s.edge = mux.NewEdge(mux.Config{
+		Server: s.name, Leader: s.leader, Shell: r.lessor, Conn: s.peer, Prove: api.Prove(r), Logger: r.cfg.Logger,
+	})
+	s.run(s.edge)
+	pb.RegisterSessionServiceServer(s.grpc, &api.Sessions{Region: r.cfg.Name, Raft: r, Edge: s.edge, Identify: identify})
+	pb.RegisterMuxServiceServer(s.grpc, &mux.Server{Region: r.cfg.Name, Shell: r.lessor, Prove: api.Prove(r), Identify: identify})
 	leases := &api.Leases{
-		Region: r.cfg.Name, Raft: r, Lessor: r.lessor, Clock: r.cfg.Clock, Addresses: func(string) []string { return nil },
+		Region: r.cfg.Name, Raft: r, Lessor: r.lessor, Clock: r.cfg.Clock, Identify: identify, Addresses: func(string) []string { return nil },
 	}
 	pb.RegisterLeaseServiceServer(s.grpc, leases)
 	pb.RegisterWatchServiceServer(s.grpc, &api.Watches{Region: r.cfg.Name, Raft: r, Hub: r.watches, Leases: leases})
@@ -68,12 +77,33 @@ func (s *Server) Start() {
 	}(s.grpc, s.in, s.done)
 }
 
+// run runs an edge until s.stop, which waits.
+func (s *Server) run(e *mux.Edge) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = e.Run(ctx)
+	}()
+	s.stop = func() {
+		cancel()
+		<-done
+	}
+}
+
+// Edge returns the server's client streams; nil while it is killed.
+func (s *Server) Edge() *mux.Edge {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.edge
+}
+
 // Kill ends the server and its connections.
 func (s *Server) Kill() {
 	s.mu.Lock()
-	g, done := s.grpc, s.done
+	g, done, stop := s.grpc, s.done, s.stop
 	peers := s.peers
-	s.grpc, s.in, s.peers = nil, nil, map[string]*grpc.ClientConn{}
+	s.grpc, s.in, s.peers, s.edge = nil, nil, map[string]*grpc.ClientConn{}, nil
 	s.mu.Unlock()
 	// What follows takes time, and is done without the lock: a method in
 	// progress may want it.
@@ -83,6 +113,7 @@ func (s *Server) Kill() {
 	if g != nil {
 		g.Stop()
 		<-done
+		stop()
 	}
 }
 

@@ -22,6 +22,7 @@ import (
 	"github.com/headlease/headlease/internal/regiontest"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 	"github.com/headlease/headlease/region/api"
+	"github.com/headlease/headlease/region/mux"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -116,7 +117,6 @@ func TestBadInput(t *testing.T) {
 			{take(func(r *pb.AcquireRequest) { r.RequestId = 0 }), codes.InvalidArgument, "request_id: is 0; number the session's requests from 1"},
 			{take(func(r *pb.AcquireRequest) { r.LowestOpenRequest = 9 }), codes.InvalidArgument, "lowest_open_request: 9 is above this very request's id 1"},
 			{take(func(r *pb.AcquireRequest) { r.Secret = []byte("guess") }), codes.InvalidArgument, "secret: does not belong to session " + s.GetSessionId() + "; use the one that OpenSession returned"},
-			{take(func(r *pb.AcquireRequest) { r.Secret = nil }), codes.InvalidArgument, "secret: does not belong to session " + s.GetSessionId() + "; use the one that OpenSession returned"},
 			{take(func(r *pb.AcquireRequest) { r.SessionId = "gone" }), codes.NotFound, "session gone is unknown or has ended; open a new one"},
 			{func(ctx context.Context, c *grpc.ClientConn) error {
 				_, err := pb.NewLeaseServiceClient(c).ListLeases(ctx, &pb.ListLeasesRequest{Limit: 1001})
@@ -258,7 +258,10 @@ func keepalive(s *pb.OpenSessionResponse, sequence uint64) *pb.AttachRequest {
 	return &pb.AttachRequest{Kind: &pb.AttachRequest_Keepalive{Keepalive: &pb.Keepalive{SessionId: s.GetSessionId(), Secret: s.GetSecret(), Sequence: sequence}}}
 }
 
-func TestL5TheStreamEndsWithTheOneToTheLeader(t *testing.T) {
+// TestF41TheStreamOutlivesItsLeader, to whichever server it goes and whoever
+// leads next: the new term begins with a complete ack, without a word from the
+// client, and nothing of the old one follows.
+func TestF41TheStreamOutlivesItsLeader(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		for server, conn := range w.both() {
 			s, a := open(t, conn), attach(t, conn)
@@ -267,11 +270,13 @@ func TestL5TheStreamEndsWithTheOneToTheLeader(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
+			var term uint64
 			for last := uint64(0); last < 20; {
 				m, err := a.Recv()
 				if err != nil {
 					t.Fatal(server, err)
 				}
+				term = m.GetTerm()
 				if ack := m.GetAck(); ack != nil {
 					if ack.GetSequence() <= last {
 						t.Fatalf("%s: ack %d after %d", server, ack.GetSequence(), last)
@@ -279,7 +284,41 @@ func TestL5TheStreamEndsWithTheOneToTheLeader(t *testing.T) {
 					last = ack.GetSequence()
 				}
 			}
-			w.region.Elect(0) // the same server, another term
+			for _, leader := range []int{0, 1, 2, 2, 0} {
+				w.region.Elect(leader)
+				term++
+				for {
+					m, err := a.Recv()
+					if err != nil {
+						t.Fatalf("%s, leader %d: the stream ended with %v", server, leader, err)
+					}
+					if m.GetTerm() < term {
+						continue
+					}
+					if ack := m.GetAck(); m.GetTerm() != term || !ack.GetComplete() || ack.GetSequence() != 20 {
+						t.Errorf("%s, leader %d: the term began with %v", server, leader, m)
+					}
+					break
+				}
+			}
+		}
+	})
+}
+
+// TestF41WithoutALeaderTheStreamEndsByItself, so that its client tries another
+// server.
+func TestF41WithoutALeaderTheStreamEndsByItself(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		for server, conn := range w.both() {
+			s, a := open(t, conn), attach(t, conn)
+			if err := a.Send(keepalive(s, 1)); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := a.Recv(); err != nil {
+				t.Fatal(err)
+			}
+			begin := time.Now()
+			w.region.Depose()
 			for {
 				_, err := a.Recv()
 				if err == nil {
@@ -290,6 +329,10 @@ func TestL5TheStreamEndsWithTheOneToTheLeader(t *testing.T) {
 				}
 				break
 			}
+			if held := time.Since(begin); held < mux.DefaultHold || held > 2*mux.DefaultHold {
+				t.Errorf("%s: the stream ended after %v", server, held)
+			}
+			w.region.Elect(0)
 		}
 	})
 }

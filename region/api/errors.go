@@ -76,6 +76,9 @@ func describe(d *pb.ErrorDetail) (codes.Code, string) {
 	case *pb.ErrorDetail_OtherCluster:
 		return codes.PermissionDenied, fmt.Sprintf("this process belongs to cluster %s (configuration %d); check the addresses in cluster.yaml",
 			k.OtherCluster.GetClusterId(), k.OtherCluster.GetVersion())
+	case *pb.ErrorDetail_WaitEnded:
+		return codes.DeadlineExceeded, fmt.Sprintf("%s was not handed over within %v; ask again with a new request id",
+			k.WaitEnded.GetResource(), time.Duration(k.WaitEnded.GetWaitedMs())*time.Millisecond)
 	case *pb.ErrorDetail_Refused:
 		return codes.FailedPrecondition, k.Refused.GetReason()
 	}

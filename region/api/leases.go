@@ -9,6 +9,7 @@ import (
 	"github.com/headlease/headlease/fence"
 	"github.com/headlease/headlease/global/config"
 	"github.com/headlease/headlease/internal/clock"
+	"github.com/headlease/headlease/internal/policy"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 	"github.com/headlease/headlease/region/lessor"
 	"github.com/headlease/headlease/region/lessor/run"
@@ -30,6 +31,8 @@ type Leases struct {
 	Raft   Raft
 	Lessor *run.Shell
 	Clock  clock.Clock
+	// Identify returns who calls.
+	Identify func(context.Context) (policy.Caller, bool)
 	// Addresses are the API addresses of a region's servers.
 	Addresses func(region string) []string
 
@@ -105,7 +108,7 @@ func (s *Leases) Acquire(ctx context.Context, req *pb.AcquireRequest) (*pb.Acqui
 	if err != nil {
 		return nil, err
 	}
-	if err := authenticate(view, req.GetSessionId(), req.GetSecret()); err != nil {
+	if err := authorize(ctx, s.Identify, view, req.GetSessionId(), req.GetSecret()); err != nil {
 		return nil, err
 	}
 	epoch, _, ok := s.Lessor.Hold(place.Partition)
@@ -153,7 +156,7 @@ func (s *Leases) CancelAcquire(ctx context.Context, req *pb.CancelAcquireRequest
 	if req.GetRequestId() == 0 {
 		return nil, invalid("request_id", "is 0; name the request to cancel")
 	}
-	if err := authenticate(s.Raft.View(), req.GetSessionId(), req.GetSecret()); err != nil {
+	if err := authorize(ctx, s.Identify, s.Raft.View(), req.GetSessionId(), req.GetSecret()); err != nil {
 		return nil, err
 	}
 	res, err := s.Raft.Propose(ctx, &pb.Command{Kind: &pb.Command_Cancel{Cancel: &pb.CancelCommand{SessionId: req.GetSessionId(), RequestId: req.GetRequestId()}}})
@@ -169,7 +172,7 @@ func (s *Leases) Release(ctx context.Context, req *pb.ReleaseRequest) (*pb.Relea
 	if _, err := s.locate(view, req.GetResource()); err != nil {
 		return nil, err
 	}
-	if err := authenticate(view, req.GetSessionId(), req.GetSecret()); err != nil {
+	if err := authorize(ctx, s.Identify, view, req.GetSessionId(), req.GetSecret()); err != nil {
 		return nil, err
 	}
 	res, err := s.Raft.Propose(ctx, &pb.Command{Kind: &pb.Command_Release{Release: &pb.ReleaseCommand{

@@ -59,11 +59,14 @@ func Policy() policy.Table {
 		pb.ConfigService_AcceptAgain_FullMethodName:   {Deadline: voteCall, MaxRequestBytes: voteRequest, Roles: admins},
 
 		pb.PeerService_CurrentTerm_FullMethodName: {Deadline: shortCall, MaxRequestBytes: smallRequest, Roles: regions},
+		pb.MuxService_Carry_FullMethodName:        {Deadline: policy.NoDeadline, MaxRequestBytes: voteRequest, Roles: regions},
 
 		pb.MemberService_Join_FullMethodName:          {Deadline: 10 * time.Second, MaxRequestBytes: smallRequest, Roles: regions},
 		pb.MemberService_ListMembers_FullMethodName:   {Deadline: shortCall, MaxRequestBytes: smallRequest, Roles: admins},
 		pb.MemberService_PromoteMember_FullMethodName: {Deadline: 15 * time.Second, MaxRequestBytes: smallRequest, Roles: admins},
 		pb.MemberService_RemoveMember_FullMethodName:  {Deadline: 15 * time.Second, MaxRequestBytes: smallRequest, Roles: admins},
+
+		pb.CallService_Calls_FullMethodName: {Deadline: policy.NoDeadline, MaxRequestBytes: voteRequest, Roles: []policy.Role{policy.Client, policy.Admin, policy.Region}},
 
 		"/grpc.health.v1.Health/Check": {Deadline: shortCall, MaxRequestBytes: smallRequest, Roles: all},
 		"/grpc.health.v1.Health/List":  {Deadline: shortCall, MaxRequestBytes: smallRequest, Roles: all},
@@ -83,6 +86,9 @@ func Local() map[string]bool {
 		pb.ClusterService_DescribeServer_FullMethodName:             true,
 		pb.ClusterService_InitRegion_FullMethodName:                 true,
 		pb.PeerService_CurrentTerm_FullMethodName:                   true,
+		pb.SessionService_Attach_FullMethodName:                     true, // its Edge finds the leader
+		pb.MuxService_Carry_FullMethodName:                          true,
+		pb.CallService_Calls_FullMethodName:                         true, // each call is forwarded by itself
 		pb.WatchService_Watch_FullMethodName:                        true,
 		"/grpc.health.v1.Health/Check":                              true,
 		"/grpc.health.v1.Health/List":                               true,

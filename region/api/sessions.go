@@ -16,7 +16,7 @@ import (
 
 	"github.com/headlease/headlease/internal/policy"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
-	"github.com/headlease/headlease/region/lessor/run"
+	"github.com/headlease/headlease/region/mux"
 	"github.com/headlease/headlease/region/state"
 )
 
@@ -30,9 +30,6 @@ const (
 	maxLabels      = 32
 	maxLabelLength = 256
 
-	// maxProven bounds the sessions that a stream has remembered as proven; then
-	// each shows its secret once more.
-	maxProven = 10_000
 	// sendGrace is how long a stream that has ended may take to send what was
 	// queued before. A client that does not read holds a Send for ever.
 	sendGrace = time.Second
@@ -46,13 +43,18 @@ type Raft interface {
 	View() state.View
 }
 
-// Sessions is the SessionService on the leader.
+// Sessions is the SessionService: Attach on every server, the rest on the
+// leader.
 type Sessions struct {
 	pb.UnimplementedSessionServiceServer
-	Region   string
-	Raft     Raft
-	Lessor   *run.Shell
+	Region string
+	Raft   Raft
+	// Edge has the streams of this server's clients.
+	Edge     *mux.Edge
 	Identify func(context.Context) (policy.Caller, bool)
+	// Uninitialised returns this server's name until it belongs to a region's
+	// group, then ""; nil: it does.
+	Uninitialised func() string
 }
 
 // OpenSession commits a new session.
@@ -93,7 +95,7 @@ func (s *Sessions) OpenSession(ctx context.Context, req *pb.OpenSessionRequest) 
 
 // CloseSession ends a session and gives back all that it holds or waits for.
 func (s *Sessions) CloseSession(ctx context.Context, req *pb.CloseSessionRequest) (*pb.CloseSessionResponse, error) {
-	if err := authenticate(s.Raft.View(), req.GetSessionId(), req.GetSecret()); err != nil {
+	if err := authorize(ctx, s.Identify, s.Raft.View(), req.GetSessionId(), req.GetSecret()); err != nil {
 		return nil, err
 	}
 	res, err := s.Raft.Propose(ctx, &pb.Command{Kind: &pb.Command_CloseSession{CloseSession: &pb.CloseSessionCommand{SessionId: req.GetSessionId()}}})
@@ -103,40 +105,52 @@ func (s *Sessions) CloseSession(ctx context.Context, req *pb.CloseSessionRequest
 	return &pb.CloseSessionResponse{}, nil
 }
 
-// Attach carries keepalives up, and validity, grants and withdrawals down.
+// Attach carries keepalives up, and validity, grants and withdrawals down, to and
+// from whichever server leads.
 func (s *Sessions) Attach(ss grpc.BidiStreamingServer[pb.AttachRequest, pb.AttachResponse]) error {
-	stream, err := s.Lessor.Attach()
-	if err != nil {
-		return notLeader("")
+	caller, ok := s.Identify(ss.Context())
+	if !ok {
+		return invalid("certificate", "carries no identity; connect with a certificate of this cluster")
 	}
-	defer stream.Close()
+	if s.Uninitialised != nil {
+		if server := s.Uninitialised(); server != "" {
+			return uninitialised(server)
+		}
+	}
+	c, err := s.Edge.Open(caller)
+	if err != nil {
+		return streamError(err)
+	}
+	defer c.Close()
 	// Both goroutines end with the stream, whose context this method's return
 	// ends; that also frees a Send that waits for a client which does not read.
 	received := make(chan error, 1)
-	go func() { received <- s.receive(ss, stream) }()
+	go func() { received <- receive(ss, c) }()
 	sent := make(chan error, 1)
-	go func() { sent <- send(ss, stream) }()
+	go func() { sent <- send(ss, c) }()
 	select {
 	case err = <-received:
-		stream.Close()
+		c.Close()
 		_ = drain(sent) // why the client ended is the reason that counts
 	case err = <-sent:
-	case <-stream.Done():
+	case <-c.Done():
 		err = drain(sent)
 	}
 	if errors.Is(err, io.EOF) {
 		return nil
 	}
-	switch {
-	case errors.Is(err, run.ErrNotLeading):
-		return notLeader("")
-	case errors.Is(err, run.ErrSlow):
-		return status.Error(codes.ResourceExhausted, err.Error())
-	case errors.Is(err, run.ErrDetached):
-		return status.Error(codes.Aborted, err.Error())
+	return streamError(err)
+}
+
+// streamError gives the end of a stream its code and text.
+func streamError(err error) error {
+	if e := (*mux.Error)(nil); errors.As(err, &e) {
+		return fail(e.Detail)
 	}
 	return err
 }
+
+var errUnread = status.Error(codes.ResourceExhausted, "the client reads too slowly; attach again")
 
 // drain waits for the sender to finish, for a while.
 func drain(sent <-chan error) error {
@@ -146,13 +160,13 @@ func drain(sent <-chan error) error {
 	case err := <-sent:
 		return err
 	case <-timer.C:
-		return run.ErrSlow
+		return errUnread
 	}
 }
 
-func send(ss grpc.BidiStreamingServer[pb.AttachRequest, pb.AttachResponse], stream *run.Stream) error {
+func send(ss grpc.BidiStreamingServer[pb.AttachRequest, pb.AttachResponse], c *mux.Client) error {
 	for {
-		messages, err := stream.Next(ss.Context())
+		messages, err := c.Next(ss.Context())
 		if err != nil {
 			return err
 		}
@@ -164,53 +178,54 @@ func send(ss grpc.BidiStreamingServer[pb.AttachRequest, pb.AttachResponse], stre
 	}
 }
 
-func (s *Sessions) receive(ss grpc.BidiStreamingServer[pb.AttachRequest, pb.AttachResponse], stream *run.Stream) error {
-	proven := map[string]bool{} // sessions whose secret this stream has shown
+func receive(ss grpc.BidiStreamingServer[pb.AttachRequest, pb.AttachResponse], c *mux.Client) error {
 	for {
 		req, err := ss.Recv()
 		if err != nil {
 			return err
 		}
-		switch k := req.GetKind().(type) {
-		case *pb.AttachRequest_Keepalive:
-			id := k.Keepalive.GetSessionId()
-			if !proven[id] {
-				// The lessor says, after a leadership check, that an unknown session
-				// has ended; only a wrong secret is refused here.
-				err := authenticate(s.Raft.View(), id, k.Keepalive.GetSecret())
-				var detail *DetailError
-				switch {
-				case err == nil:
-					if len(proven) >= maxProven {
-						clear(proven)
-					}
-					proven[id] = true
-				case errors.As(err, &detail) && detail.Detail.GetSessionExpired() != nil:
-				default:
-					return err
-				}
-			}
-			stream.Keepalive(k.Keepalive)
-		case *pb.AttachRequest_Detach:
-			if proven[k.Detach.GetSessionId()] {
-				stream.Detach(k.Detach.GetSessionId())
-				delete(proven, k.Detach.GetSessionId())
-			}
-		default:
-			return invalid("kind", "is missing; send a keepalive or a detach")
+		if err := c.Request(req); err != nil {
+			return err
 		}
 	}
 }
 
-// authenticate checks a session's secret in constant time.
-func authenticate(view state.View, id string, secret []byte) error {
+// Prove returns the check of a stream's sessions, for the leader.
+func Prove(raft Raft) mux.Prove {
+	return func(caller policy.Caller, session string, secret []byte) (bool, error) {
+		err := authenticate(raft.View(), caller, session, secret)
+		var d *DetailError
+		if errors.As(err, &d) && d.Detail.GetSessionExpired() != nil {
+			return false, nil
+		}
+		return err == nil, err
+	}
+}
+
+// authenticate checks that a caller may speak for a session: it shows the
+// session's secret, or, without one, the identity that opened it. A secret that
+// is another session's is refused whoever shows it. The comparison takes the same
+// time wherever the secrets differ.
+func authenticate(view state.View, caller policy.Caller, id string, secret []byte) error {
 	s, ok := view.Session(id)
 	if !ok {
 		return sessionExpired(id)
+	}
+	if len(secret) == 0 {
+		if caller.Role != "" && caller.Name != "" && caller.Name == s.Identity {
+			return nil
+		}
+		return invalid("secret", "is missing, and session %s is not of %s; send the one that OpenSession returned, or connect as who opened it", id, caller.Name)
 	}
 	hash := sha256.Sum256(secret)
 	if subtle.ConstantTimeCompare(hash[:], s.SecretHash) != 1 {
 		return invalid("secret", "does not belong to session %s; use the one that OpenSession returned", id)
 	}
 	return nil
+}
+
+// authorize is authenticate for the caller of a call.
+func authorize(ctx context.Context, identify func(context.Context) (policy.Caller, bool), view state.View, id string, secret []byte) error {
+	caller, _ := identify(ctx) // nobody: the secret alone counts
+	return authenticate(view, caller, id, secret)
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/time/rate"
 
 	"github.com/headlease/headlease/fence"
 	"github.com/headlease/headlease/internal/clock"
@@ -17,8 +18,18 @@ import (
 	"github.com/headlease/headlease/region/state"
 )
 
-// tick is the longest time between two looks at the clock.
-const tick = 100 * time.Millisecond
+const (
+	// tick is the longest time between two looks at the clock.
+	tick = 100 * time.Millisecond
+	// checkEvery is the time from one leadership check to the next, after
+	// checksAtOnce without a pause: so thousands of keepalives share them, and a few
+	// are answered at once.
+	checkEvery   = 5 * time.Millisecond
+	checksAtOnce = 8
+	// afterFailure of a check it is wanted again at once; the network may need a
+	// moment.
+	afterFailure = 10 * time.Millisecond
+)
 
 // ErrNotLeading is returned while this server does not lead its region, or
 // has not applied its own first entry of the term.
@@ -59,8 +70,12 @@ type Shell struct {
 	term    uint64
 	streams map[lessor.StreamID]*Stream
 	last    lessor.StreamID
+	// armed is when the clock's goroutine looks next at the latest.
+	armed instant.Instant
 	// passed is closed and made anew when a check passes or the term ends.
 	passed chan struct{}
+	// over is closed when the term ends.
+	over chan struct{}
 }
 
 // New returns a shell that leads nothing yet.
@@ -85,7 +100,7 @@ func (s *Shell) Begin(term uint64, view state.View) {
 	if s.closed {
 		return
 	}
-	s.term = term
+	s.term, s.over = term, make(chan struct{})
 	s.lessor = lessor.New(s.cfg.Lessor, view, term, s.cfg.Clock.Now())
 	s.flush()
 }
@@ -101,12 +116,23 @@ func (s *Shell) Deposed(term uint64) {
 
 // end forgets the term. s.mu is held.
 func (s *Shell) end() {
-	s.lessor, s.term = nil, 0
+	if s.over != nil {
+		close(s.over)
+	}
+	s.lessor, s.term, s.over = nil, 0, nil
 	for id, st := range s.streams {
-		st.finish(ErrNotLeading)
+		st.sink.End(ErrNotLeading)
 		delete(s.streams, id)
 	}
 	s.announce()
+}
+
+// Leads returns the term that this server leads, and what is closed at its
+// end; over is nil if it leads none.
+func (s *Shell) Leads() (term uint64, over <-chan struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.term, s.over
 }
 
 func (s *Shell) announce() {
@@ -196,17 +222,17 @@ func (s *Shell) flush() {
 		if m.Message.GetAck() != nil {
 			s.metric.acked.Inc()
 		}
-		if !st.push(m.Message) {
+		if !st.sink.Push(m.Message) {
 			s.cfg.Logger.Warn("a client reads too slowly; closing its stream")
 			s.metric.slow.Inc()
-			st.finish(ErrSlow)
+			st.sink.End(ErrSlow)
 			delete(s.streams, m.Stream)
 			s.lessor.StreamClosed(s.cfg.Clock.Now(), m.Stream)
 		}
 	}
 	for _, id := range out.Closes {
 		if st, ok := s.streams[id]; ok {
-			st.finish(ErrDetached)
+			st.sink.End(ErrDetached)
 			delete(s.streams, id)
 		}
 	}
@@ -216,7 +242,9 @@ func (s *Shell) flush() {
 	if s.lessor.CheckWanted() {
 		poke(s.ask)
 	}
-	poke(s.wake)
+	if at, ok := s.lessor.Next(); ok && at < s.armed {
+		poke(s.wake)
+	}
 }
 
 func poke(c chan struct{}) {
@@ -263,73 +291,82 @@ func (s *Shell) Run(ctx context.Context) error {
 	}
 }
 
-func (s *Shell) tick() time.Duration {
+// tick does what is due and returns when to look again.
+func (s *Shell) tick() (wait time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.lessor == nil {
-		return tick
-	}
 	now := s.cfg.Clock.Now()
-	s.lessor.PulseFresh(now, s.cfg.Raft.PulseFresh(now))
-	if at, ok := s.lessor.Next(); !ok || at.After(now) {
-		if s.lessor.CheckWanted() {
+	wait = tick
+	if s.lessor != nil {
+		s.lessor.PulseFresh(now, s.cfg.Raft.PulseFresh(now))
+		if at, ok := s.lessor.Next(); ok && at <= now {
+			s.lessor.Tick(now)
+			s.armed = 0 // it is set below
+			s.flush()
+		} else if s.lessor.CheckWanted() {
 			poke(s.ask)
 		}
-		if !ok {
-			return tick
+		if at, ok := s.lessor.Next(); ok {
+			wait = min(tick, max(time.Millisecond, at.Sub(now)))
 		}
-		return min(tick, at.Sub(now))
 	}
-	s.lessor.Tick(now)
-	s.flush()
-	at, ok := s.lessor.Next()
-	if !ok {
-		return tick
-	}
-	return min(tick, max(time.Millisecond, at.Sub(now)))
+	s.armed = now.Add(wait)
+	return wait
 }
 
 // check runs one leadership check after the other while one is wanted; what
 // arrives meanwhile is for the next one.
 func (s *Shell) check(ctx context.Context) {
+	pace := rate.NewLimiter(rate.Every(checkEvery), checksAtOnce)
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-s.ask:
 		}
-		s.mu.Lock()
-		if s.lessor == nil || !s.lessor.CheckWanted() {
-			s.mu.Unlock()
+		if pace.Wait(ctx) != nil {
+			return
+		}
+		if s.checkOnce(ctx) {
 			continue
 		}
-		term := s.term
-		ticket := s.lessor.CheckBegun(s.cfg.Clock.Now())
-		s.mu.Unlock()
-
-		passed, err := s.cfg.Raft.Check(ctx)
-
-		s.mu.Lock()
-		if s.lessor != nil && s.term == term {
-			now := s.cfg.Clock.Now()
-			if err == nil && passed == term {
-				s.lessor.PulseFresh(now, s.cfg.Raft.PulseFresh(now))
-				s.lessor.CheckPassed(now, ticket)
-				s.flush()
-				s.announce()
-			} else {
-				s.cfg.Logger.Debug("leadership check failed", "term", term, "error", err)
-				s.lessor.CheckFailed(now, ticket)
-				s.flush()
-			}
-		}
-		s.mu.Unlock()
-		if err != nil || passed != term {
-			select { // a failed check is wanted again at once; the network may need a moment
-			case <-ctx.Done():
-				return
-			case <-time.After(10 * time.Millisecond):
-			}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(afterFailure):
 		}
 	}
+}
+
+// checkOnce runs the check that is wanted; false if it failed.
+func (s *Shell) checkOnce(ctx context.Context) bool {
+	s.mu.Lock()
+	if s.lessor == nil || !s.lessor.CheckWanted() {
+		s.mu.Unlock()
+		return true
+	}
+	term := s.term
+	ticket := s.lessor.CheckBegun(s.cfg.Clock.Now())
+	s.mu.Unlock()
+
+	passed, err := s.cfg.Raft.Check(ctx)
+	ok := err == nil && passed == term
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.lessor == nil || s.term != term {
+		return ok
+	}
+	now := s.cfg.Clock.Now()
+	if !ok {
+		s.cfg.Logger.Debug("leadership check failed", "term", term, "error", err)
+		s.lessor.CheckFailed(now, ticket)
+		s.flush()
+		return false
+	}
+	s.lessor.PulseFresh(now, s.cfg.Raft.PulseFresh(now))
+	s.lessor.CheckPassed(now, ticket)
+	s.flush()
+	s.announce()
+	return true
 }

@@ -157,14 +157,15 @@ func (r *rig) PulseFresh(instant.Instant) bool {
 // attach opens a stream whose messages are collected until it ends.
 func (r *rig) attach() (*Stream, *inbox) {
 	r.t.Helper()
-	st, err := r.shell.Attach()
+	q := NewQueue()
+	st, err := r.shell.Attach(q)
 	if err != nil {
 		r.t.Fatal(err)
 	}
 	in := &inbox{}
 	go func() {
 		for {
-			ms, err := st.Next(context.Background())
+			ms, err := q.Next(context.Background())
 			in.mu.Lock()
 			in.all, in.err = append(in.all, ms...), err
 			in.mu.Unlock()
@@ -184,7 +185,7 @@ type inbox struct {
 
 // acks are the sequences acknowledged, after all is done that can be.
 func (in *inbox) acks() (out []*pb.Ack) {
-	synctest.Wait()
+	settle()
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	for _, m := range in.all {
@@ -193,6 +194,13 @@ func (in *inbox) acks() (out []*pb.Ack) {
 		}
 	}
 	return out
+}
+
+// settle lets all be done that can be, a leadership check included.
+func settle() {
+	synctest.Wait()
+	time.Sleep(checkEvery) // virtual
+	synctest.Wait()
 }
 
 func (in *inbox) ended() error {
@@ -238,7 +246,7 @@ func TestF1ACheckThatRunsCoversNothingThatArrivesMeanwhile(t *testing.T) {
 		pass := make(chan struct{})
 		r.set(func() { r.check = func() error { <-pass; return nil } })
 		st.Keepalive(keepalive("a", 1))
-		synctest.Wait() // its check runs
+		settle() // its check runs
 		time.Sleep(time.Second)
 		st.Keepalive(keepalive("a", 2))
 		st.Keepalive(keepalive("b", 1))
@@ -341,7 +349,7 @@ func TestDeposedEndsStreamsAndWaits(t *testing.T) {
 			t.Errorf("the stream ended with %v", err)
 		}
 		st.Keepalive(keepalive("a", 1)) // nobody's
-		if _, err := r.shell.Attach(); !errors.Is(err, ErrNotLeading) {
+		if _, err := r.shell.Attach(NewQueue()); !errors.Is(err, ErrNotLeading) {
 			t.Error(err)
 		}
 		r.elect()
@@ -361,27 +369,28 @@ func TestDeposedEndsStreamsAndWaits(t *testing.T) {
 func TestASlowReaderIsClosed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t)
-		st, err := r.shell.Attach() // and nobody reads
+		q := NewQueue()
+		st, err := r.shell.Attach(q) // and nobody reads
 		if err != nil {
 			t.Fatal(err)
 		}
 		for i := range uint64(maxQueued + 1) {
 			st.Keepalive(keepalive("a", i+1))
-			synctest.Wait()
+			settle()
 		}
 		select {
-		case <-st.Done():
+		case <-q.Done():
 		default:
 			t.Fatal("still open")
 		}
 		if n := r.shell.Stats().Streams; n != 0 {
 			t.Errorf("the lessor has %d streams", n)
 		}
-		ms, err := st.Next(t.Context())
+		ms, err := q.Next(t.Context())
 		if len(ms) != maxQueued || err != nil {
 			t.Errorf("%d messages, %v", len(ms), err)
 		}
-		if _, err := st.Next(t.Context()); !errors.Is(err, ErrSlow) {
+		if _, err := q.Next(t.Context()); !errors.Is(err, ErrSlow) {
 			t.Error(err)
 		}
 	})
@@ -428,7 +437,7 @@ func TestStopEndsEverything(t *testing.T) {
 			t.Errorf("the stream ended with %v", err)
 		}
 		r.elect() // late, from a replica that stops after it
-		if _, err := r.shell.Attach(); !errors.Is(err, ErrNotLeading) {
+		if _, err := r.shell.Attach(NewQueue()); !errors.Is(err, ErrNotLeading) {
 			t.Errorf("a stopped shell leads: %v", err)
 		}
 	})

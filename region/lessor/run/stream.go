@@ -1,17 +1,12 @@
 package run
 
 import (
-	"context"
 	"errors"
-	"sync"
 
 	"github.com/headlease/headlease/internal/instant"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 	"github.com/headlease/headlease/region/lessor"
 )
-
-// maxQueued bounds the messages that wait for a slow client.
-const maxQueued = 4096
 
 // Why a stream has ended, besides ErrNotLeading.
 var (
@@ -19,45 +14,72 @@ var (
 	ErrDetached = errors.New("the session attached elsewhere or the leader's clock had a gap; attach again")
 )
 
-// Stream is one client connection's attachment to this leader. Its messages
-// are in the order in which the lessor decided them.
+// Sink takes a stream's messages, in the order in which the lessor decided
+// them. It is called under the shell's lock: it must neither wait nor call the
+// shell.
+type Sink interface {
+	// Push takes the next message, which is shared and must not be changed. false
+	// ends the stream: there is no room.
+	Push(m *pb.AttachResponse) bool
+	// End is the last call, unless the stream was closed by its owner.
+	End(err error)
+}
+
+// Stream is one client connection's attachment to this leader.
 type Stream struct {
 	shell *Shell
 	id    lessor.StreamID
-
-	mu    sync.Mutex
-	queue []*pb.AttachResponse
-	err   error
-	more  chan struct{}
-	done  chan struct{} // closed when err is set
+	term  uint64
+	sink  Sink
 }
 
+// Term that the stream belongs to; it ends with it.
+func (st *Stream) Term() uint64 { return st.term }
+
 // Attach opens a stream; the caller closes it.
-func (s *Shell) Attach() (*Stream, error) {
+func (s *Shell) Attach(sink Sink) (*Stream, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.lessor == nil {
 		return nil, ErrNotLeading
 	}
 	s.last++
-	st := &Stream{shell: s, id: s.last, more: make(chan struct{}, 1), done: make(chan struct{})}
+	st := &Stream{shell: s, id: s.last, term: s.term, sink: sink}
 	s.streams[st.id] = st
 	s.lessor.StreamOpened(s.cfg.Clock.Now(), st.id)
 	s.flush()
 	return st, nil
 }
 
-// Keepalive takes a session's keepalive; the caller has checked the secret.
-func (st *Stream) Keepalive(ka *pb.Keepalive) {
-	st.shell.with(func(l *lessor.Lessor, now instant.Instant) { l.Keepalive(now, st.id, ka) })
+// Input is what a client says on a stream: a keepalive, whose secret the caller
+// has checked, or the session to take off the stream.
+type Input struct {
+	Stream    *Stream
+	Keepalive *pb.Keepalive
+	Detach    string
 }
+
+// Take takes what clients say, in order, under one lock: thousands of
+// keepalives cost little more than what they change.
+func (s *Shell) Take(inputs []Input) {
+	s.with(func(l *lessor.Lessor, now instant.Instant) {
+		for _, in := range inputs {
+			if in.Keepalive != nil {
+				l.Keepalive(now, in.Stream.id, in.Keepalive)
+			} else {
+				l.Detach(now, in.Stream.id, in.Detach)
+			}
+		}
+	})
+}
+
+// Keepalive takes a session's keepalive; the caller has checked the secret.
+func (st *Stream) Keepalive(ka *pb.Keepalive) { st.shell.Take([]Input{{Stream: st, Keepalive: ka}}) }
 
 // Detach takes a session off the stream.
-func (st *Stream) Detach(session string) {
-	st.shell.with(func(l *lessor.Lessor, now instant.Instant) { l.Detach(now, st.id, session) })
-}
+func (st *Stream) Detach(session string) { st.shell.Take([]Input{{Stream: st, Detach: session}}) }
 
-// Close ends the stream.
+// Close ends the stream; its Sink is called no more.
 func (st *Stream) Close() {
 	s := st.shell
 	s.mu.Lock()
@@ -66,56 +88,8 @@ func (st *Stream) Close() {
 		return
 	}
 	delete(s.streams, st.id)
-	st.finish(ErrDetached)
 	if s.lessor != nil {
 		s.lessor.StreamClosed(s.cfg.Clock.Now(), st.id)
 		s.flush()
 	}
-}
-
-// Next returns the next messages, waiting for the first; what was queued
-// before the stream ended still comes.
-func (st *Stream) Next(ctx context.Context) ([]*pb.AttachResponse, error) {
-	for {
-		st.mu.Lock()
-		queue, err := st.queue, st.err
-		st.queue = nil
-		st.mu.Unlock()
-		if len(queue) > 0 {
-			return queue, nil
-		}
-		if err != nil {
-			return nil, err
-		}
-		select {
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		case <-st.more:
-		}
-	}
-}
-
-// Done is closed when the stream has ended.
-func (st *Stream) Done() <-chan struct{} { return st.done }
-
-// push queues a message; false if the queue is full.
-func (st *Stream) push(m *pb.AttachResponse) bool {
-	st.mu.Lock()
-	defer st.mu.Unlock()
-	if len(st.queue) >= maxQueued {
-		return false
-	}
-	st.queue = append(st.queue, m)
-	poke(st.more)
-	return true
-}
-
-func (st *Stream) finish(err error) {
-	st.mu.Lock()
-	defer st.mu.Unlock()
-	if st.err == nil {
-		st.err = err
-		close(st.done)
-	}
-	poke(st.more)
 }

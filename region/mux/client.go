@@ -1,0 +1,245 @@
+package mux
+
+import (
+	"context"
+	"sync"
+
+	"github.com/headlease/headlease/internal/policy"
+	pb "github.com/headlease/headlease/proto/headlease/v1"
+	"github.com/headlease/headlease/region/lessor/run"
+)
+
+// maxSessions of one client stream.
+const maxSessions = 10_000
+
+// upstream is a way to one leader in one term.
+type upstream interface {
+	term() uint64
+	// ready: the client has something for the leader, or has ended.
+	ready(c *Client)
+}
+
+// Client is one client's Attach stream at this server. It is safe for
+// concurrent use.
+type Client struct {
+	edge   *Edge
+	id     uint64
+	caller policy.Caller
+	queue  *run.Queue
+
+	mu       sync.Mutex
+	ended    bool
+	up       upstream // nil: none at present
+	heard    uint64   // the term of the newest message passed on to the client
+	sessions map[string]*said
+	// unsaid are the sessions of which something is to be told to up.
+	unsaid []string
+}
+
+// said is the newest that the client has said of a session.
+type said struct {
+	keepalive *pb.AttachRequest // nil: detached
+	detach    *pb.AttachRequest // to be told first
+	unsaid    bool
+}
+
+// Request takes what the client says. An error ends the stream with it.
+func (c *Client) Request(req *pb.AttachRequest) error {
+	id := ""
+	switch k := req.GetKind().(type) {
+	case *pb.AttachRequest_Keepalive:
+		id = k.Keepalive.GetSessionId()
+	case *pb.AttachRequest_Detach:
+		id = k.Detach.GetSessionId()
+	default:
+		return invalid("kind", "is missing; send a keepalive or a detach")
+	}
+	c.mu.Lock()
+	s := c.sessions[id]
+	if s == nil {
+		if req.GetDetach() != nil {
+			c.mu.Unlock()
+			return nil // it was never attached here
+		}
+		if len(c.sessions) >= maxSessions {
+			c.mu.Unlock()
+			return overloaded("one stream carries %d sessions at most; open another one", maxSessions)
+		}
+		s = &said{}
+		if c.ended {
+			c.mu.Unlock()
+			return nil // its end is told by Next
+		}
+		c.sessions[id] = s
+	}
+	if req.GetDetach() != nil {
+		s.keepalive, s.detach = nil, req
+	} else {
+		s.keepalive = req
+	}
+	up := c.mark(id, s)
+	c.mu.Unlock()
+	if up != nil {
+		up.ready(c)
+	}
+	return nil
+}
+
+// mark notes that something is to be said of a session. c.mu is held.
+func (c *Client) mark(id string, s *said) upstream {
+	if !s.unsaid {
+		s.unsaid = true
+		c.unsaid = append(c.unsaid, id)
+	}
+	return c.up
+}
+
+// take appends up to n requests for an upstream; more says that some are left.
+func (c *Client) take(up upstream, to []*pb.AttachRequest, n int) (reqs []*pb.AttachRequest, more bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.up != up || c.ended {
+		return to, false
+	}
+	for len(c.unsaid) > 0 && n > 0 {
+		id := c.unsaid[0]
+		c.unsaid = c.unsaid[1:]
+		s := c.sessions[id]
+		if s == nil {
+			continue
+		}
+		s.unsaid = false
+		if s.detach != nil {
+			to = append(to, s.detach)
+			s.detach = nil
+			n--
+		}
+		if s.keepalive == nil {
+			delete(c.sessions, id)
+			continue
+		}
+		to = append(to, s.keepalive)
+		n--
+	}
+	if len(c.unsaid) == 0 {
+		c.unsaid = nil
+	}
+	return to, len(c.unsaid) > 0
+}
+
+// attached is what came of moving a client to an upstream.
+type attached int
+
+const (
+	moved attached = iota
+	// kept: it has ended, or is on this upstream or a later one already.
+	kept
+	// stale: the upstream is of a term that the client has left behind.
+	stale
+	// broken: something of that very term may be lost; the stream must not go on
+	// in it [L5].
+	broken
+)
+
+// attach moves the client to another upstream and has all its sessions said
+// again.
+func (c *Client) attach(up upstream) attached {
+	c.mu.Lock()
+	switch {
+	case c.ended, c.up != nil && c.up.term() >= up.term():
+		c.mu.Unlock()
+		return kept
+	case up.term() < c.heard:
+		c.mu.Unlock()
+		return stale
+	case up.term() == c.heard:
+		c.mu.Unlock()
+		return broken
+	}
+	c.up = up
+	c.unsaid = c.unsaid[:0]
+	for id, s := range c.sessions {
+		if s.keepalive == nil {
+			delete(c.sessions, id)
+			continue
+		}
+		s.unsaid, s.detach = true, nil
+		c.unsaid = append(c.unsaid, id)
+	}
+	c.mu.Unlock()
+	up.ready(c)
+	return moved
+}
+
+// leave takes the client off an upstream that is over.
+func (c *Client) leave(up upstream) {
+	c.mu.Lock()
+	left := c.up == up && !c.ended
+	if left {
+		c.up = nil
+	}
+	c.mu.Unlock()
+	if left {
+		c.edge.orphan(c)
+	}
+}
+
+// deliver passes a message of an upstream on; false if the client reads too
+// slowly. What comes from an upstream that the client has left is dropped.
+func (c *Client) deliver(up upstream, m *pb.AttachResponse) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.up != up || c.ended {
+		return true
+	}
+	c.heard = up.term()
+	if e := m.GetEnded(); e != nil {
+		delete(c.sessions, e.GetSessionId())
+	}
+	return c.queue.Push(m)
+}
+
+// end ends the client's stream with err, after what is queued. It returns the
+// upstream that is to be told, if any.
+func (c *Client) end(err error) (up upstream) {
+	c.mu.Lock()
+	up, first := c.up, !c.ended
+	c.ended, c.up, c.sessions, c.unsaid = true, nil, nil, nil
+	c.mu.Unlock()
+	c.queue.End(err)
+	if !first {
+		return nil
+	}
+	c.edge.forget(c)
+	return up
+}
+
+// refuse ends the client's stream from this side of the mux.
+func (c *Client) refuse(err error) {
+	if up := c.end(err); up != nil {
+		up.ready(c)
+	}
+}
+
+// Close ends the stream from the client's side.
+func (c *Client) Close() { c.refuse(errClosed) }
+
+// Next returns the next messages for the client, in order, waiting for the
+// first; after the last one, the error with which the stream is to end.
+func (c *Client) Next(ctx context.Context) ([]*pb.AttachResponse, error) { return c.queue.Next(ctx) }
+
+// Done is closed when the stream has ended; messages may be left in Next.
+func (c *Client) Done() <-chan struct{} { return c.queue.Done() }
+
+// lonely: it lives and has no upstream.
+func (c *Client) lonely() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return !c.ended && c.up == nil
+}
+
+func (c *Client) over() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.ended
+}
