@@ -2,8 +2,10 @@ package replica
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -102,6 +104,9 @@ func (g *guard) write(op string, f func() error) error {
 		return nil
 	}
 	err = fmt.Errorf("store write %s failed: %w", op, err)
+	if errors.Is(err, syscall.ENOSPC) {
+		err = fmt.Errorf("%w; free some space and start the server again", err)
+	}
 	g.mu.Lock()
 	first := g.err == nil
 	if first {
