@@ -92,15 +92,24 @@ func (c *conns) do(ctx context.Context, call func(context.Context, *grpc.ClientC
 			timeout = laterTimeout
 		}
 		cancel()
-		if err == nil || !errors.Is(err, ErrUnavailable) || ctx.Err() != nil {
+		if err == nil || ctx.Err() != nil || !errors.Is(err, ErrUnavailable) && !withoutData(err) {
 			return err
 		}
-		last = err
+		if last == nil || !withoutData(err) {
+			last = err // what the others say counts for more than a server without data
+		}
 		// The connection stays: a server that is slow to decide may still
 		// answer others, and the stream finds out by itself if it hangs.
 		c.leave(at, cc, false)
 	}
 	return last
+}
+
+// withoutData reports whether a server has no data yet or any more: the others
+// may have.
+func withoutData(err error) bool {
+	var e *Error
+	return errors.As(err, &e) && e.Detail.GetUninitialised() != nil
 }
 
 func (c *conns) close() error {

@@ -130,7 +130,7 @@ func loadOrMake(o Options) (clusterfile.File, error) {
 		return clusterfile.File{}, err
 	}
 	o = o.withShapeDefaults()
-	ports, err := freePorts(portCount(o))
+	ports, err := FreePorts(portCount(o))
 	if err != nil {
 		return clusterfile.File{}, err
 	}

@@ -22,8 +22,8 @@ const (
 	highPort = 32000
 )
 
-// freePorts returns n ports that are free for TCP and UDP on loopback.
-func freePorts(n int) ([]int, error) {
+// FreePorts returns n ports that are free for TCP and UDP on loopback.
+func FreePorts(n int) ([]int, error) {
 	var ports []int
 	start := lowPort + rand.IntN(highPort-lowPort)
 	for i := range highPort - lowPort {

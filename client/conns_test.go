@@ -1,0 +1,68 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"github.com/headlease/headlease/internal/link"
+	pb "github.com/headlease/headlease/proto/headlease/v1"
+)
+
+// byName makes connections that are never used and carry the server's name.
+type byName struct{}
+
+func (byName) DialGRPC(_ link.Plane, peer link.Peer, _ ...grpc.DialOption) (*grpc.ClientConn, error) {
+	return grpc.NewClient("passthrough:///"+peer.Name, grpc.WithTransportCredentials(insecure.NewCredentials())) //nolint:forbidigo // connects to nobody
+}
+
+// TestF3AServerWithoutDataIsPassedOver: one that is wiped, or waits to be added,
+// is in the cluster file like the others, and they serve.
+func TestF3AServerWithoutDataIsPassedOver(t *testing.T) {
+	st, err := status.New(codes.FailedPrecondition, "not initialised").WithDetails(&pb.ErrorDetail{
+		Kind: &pb.ErrorDetail_Uninitialised{Uninitialised: &pb.Uninitialised{Server: "eu-1"}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := newConns(byName{}, Region{Name: "eu", Servers: []Server{{Name: "eu-1"}, {Name: "eu-2"}, {Name: "eu-3"}}})
+	defer func() { _ = c.close() }()
+	var asked []string
+	down := ""
+	do := func(without ...string) error {
+		asked = nil
+		return c.do(t.Context(), func(_ context.Context, cc *grpc.ClientConn) error {
+			asked = append(asked, cc.Target())
+			if cc.Target() == "passthrough:///"+down {
+				return status.Error(codes.Unavailable, "down")
+			}
+			for _, name := range without {
+				if cc.Target() == "passthrough:///"+name {
+					return st.Err()
+				}
+			}
+			return nil
+		})
+	}
+	if err := do("eu-1"); err != nil || len(asked) != 2 {
+		t.Errorf("asked %q: %v", asked, err)
+	}
+	if err := do("eu-1"); err != nil || len(asked) != 1 {
+		t.Errorf("asked %q again: %v", asked, err)
+	}
+	// The region may come back: nothing that the caller did is wrong.
+	for _, down = range []string{"eu-1", "eu-2", "eu-3"} {
+		if err := do("eu-1", "eu-2", "eu-3"); !errors.Is(err, ErrUnavailable) || len(asked) != 3 {
+			t.Errorf("%s is down: asked %q, %v", down, asked, err)
+		}
+	}
+	down = ""
+	if err := do("eu-1", "eu-2", "eu-3"); !errors.Is(err, ErrInvalid) || len(asked) != 3 {
+		t.Errorf("a region without data: asked %q, %v", asked, err)
+	}
+}
