@@ -42,7 +42,7 @@ func newRig(t testing.TB, n int) *rig {
 	r := &rig{TB: t, m: state.New(), term: 1, now: t0, sends: map[StreamID][]*pb.AttachResponse{}}
 	r.must(&pb.Command{Kind: &pb.Command_InitRegion{InitRegion: &pb.InitRegionCommand{Region: "eu", Incarnation: 1}}})
 	r.must(&pb.Command{Kind: &pb.Command_Configure{Configure: &pb.ConfigureCommand{Configuration: &pb.ClusterConfiguration{
-		ClusterId: "c", Version: 1, Shards: 1, DNs: int64(d),
+		ClusterId: "c", Version: 1, Shards: 1, DNs: int64(d), Voters: []*pb.Voter{{Id: "region/eu", Incarnation: 1}, {Id: "witness/w", Incarnation: 2}},
 		Partitions: []*pb.PartitionSpec{{Name: part, Shards: []*pb.ShardRange{{}}, Prefer: []string{"eu"}}},
 	}}}})
 	r.adopt(1)

@@ -62,7 +62,7 @@ func newRegionStates(o options) *regionStates {
 	}
 	do(&pb.Command{Kind: &pb.Command_InitRegion{InitRegion: &pb.InitRegionCommand{Region: region, Incarnation: 1}}})
 	do(&pb.Command{Kind: &pb.Command_Configure{Configure: &pb.ConfigureCommand{Configuration: &pb.ClusterConfiguration{
-		ClusterId: "c", Version: 1, Shards: 1, DNs: int64(o.d),
+		ClusterId: "c", Version: 1, Shards: 1, DNs: int64(o.d), Voters: []*pb.Voter{{Id: "region/" + region, Incarnation: 1}, {Id: "witness/w", Incarnation: 2}},
 		Partitions: []*pb.PartitionSpec{{Name: partition, Shards: []*pb.ShardRange{{}}, Prefer: []string{region}}},
 	}}}})
 	at = rs.adopt(at, 1, 1, o.d)
