@@ -15,6 +15,7 @@ import (
 	"github.com/headlease/headlease/internal/link"
 	"github.com/headlease/headlease/internal/pki"
 	"github.com/headlease/headlease/internal/telemetry"
+	"github.com/headlease/headlease/region/state"
 )
 
 // Rho is the bound on the rates of all clocks that head leases rest on: 1 %.
@@ -54,9 +55,8 @@ type Config struct {
 	Exit func(reason error)
 }
 
-// maxLevel is the highest feature level that this program knows. No command
-// needs one yet.
-const maxLevel = 0
+// maxLevel is the highest feature level that this program knows.
+const maxLevel = state.MaxLevel
 
 func (c Config) withDefaults() Config {
 	if c.Logger == nil {

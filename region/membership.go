@@ -30,7 +30,7 @@ func (s *Server) makeGroup() *api.Group {
 			_, err := s.peers.raft(server)
 			return err == nil
 		},
-		Level: func() uint32 { return maxLevel }, MaxLevel: maxLevel,
+		Level: func() uint32 { return s.replica.View().Level() }, MaxLevel: maxLevel,
 	}
 }
 

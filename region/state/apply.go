@@ -12,16 +12,19 @@ import (
 // caller must not change cmd afterwards.
 //
 // A refused command (result.Error set) has changed nothing, save that a
-// refused Acquire may have raised its session's lowest open request. An unknown
-// command, or one with fields that this version does not know, changes nothing
-// and poisons the machine: see Poisoned.
+// refused Acquire may have raised its session's lowest open request, and that
+// any command removes a piece of a dropped epoch or of the queues of a
+// draining partition while there are such. An unknown command, one with fields
+// that this version does not know, and a hash that differs from the one
+// recorded here change nothing and poison the machine: see Poisoned.
 func (m *Machine) Apply(index, term uint64, cmd *pb.Command) (*pb.CommandResult, []Event) {
 	if m.poison != nil {
 		return failed(errRefused("the state machine is stopped: " + m.poison.Error())), nil
 	}
-	if m.poison = unknown(index, cmd); m.poison != nil {
+	if m.poison = m.unfit(index, term, cmd); m.poison != nil {
 		return &pb.CommandResult{}, nil
 	}
+	m.record(index)
 	m.view = nil
 	m.applied = max(m.applied, index)
 	if e := m.admit(term, cmd); e != nil {
@@ -29,18 +32,30 @@ func (m *Machine) Apply(index, term uint64, cmd *pb.Command) (*pb.CommandResult,
 	}
 	m.events = nil
 	res := m.dispatch(index, term, cmd)
+	m.sweepOn()
+	m.settleHashes()
 	events := m.events
 	m.events = nil
 	return res, events
 }
 
-// unknown returns why this version cannot apply cmd, or nil.
-func unknown(index uint64, cmd *pb.Command) error {
+// unfit returns why this machine must not go on with cmd, or nil.
+func (m *Machine) unfit(index, term uint64, cmd *pb.Command) error {
 	if cmd.GetKind() == nil {
 		return fmt.Errorf("%w: entry %d: a command of a kind unknown here", ErrUnknownCommand, index)
 	}
 	if hasUnknownFields(cmd) {
 		return fmt.Errorf("%w: entry %d: %T with a field unknown here", ErrUnknownCommand, index, cmd.GetKind())
+	}
+	switch k := cmd.GetKind().(type) {
+	case *pb.Command_RaiseLevel:
+		if k.RaiseLevel.GetLevel() > MaxLevel {
+			return fmt.Errorf("%w: entry %d raises the feature level to %d; this version knows level %d", ErrUnknownCommand, index, k.RaiseLevel.GetLevel(), MaxLevel)
+		}
+	case *pb.Command_StateHash:
+		if m.admit(term, cmd) == nil {
+			return m.diverged(k.StateHash)
+		}
 	}
 	return nil
 }
@@ -51,6 +66,9 @@ func (m *Machine) admit(term uint64, cmd *pb.Command) *pb.ErrorDetail {
 	if cmd.GetTerm() != 0 && cmd.GetTerm() != term {
 		return errWrongTerm(term) // a deposed leader's, under its successor [F2 H4]
 	}
+	if need := levelOf(cmd); need > m.level {
+		return errLevel(need, m.level)
+	}
 	initialised := m.incarnation != 0
 	switch cmd.GetKind().(type) {
 	case *pb.Command_BeginTerm:
@@ -58,7 +76,8 @@ func (m *Machine) admit(term uint64, cmd *pb.Command) *pb.ErrorDetail {
 	case *pb.Command_Pulse, *pb.Command_InitRegion:
 		return nil
 	case *pb.Command_Promise, *pb.Command_Accepted, *pb.Command_Adopt, *pb.Command_Drop, *pb.Command_RecordVoters,
-		*pb.Command_Expire, *pb.Command_Revoke, *pb.Command_EndRevocation:
+		*pb.Command_Expire, *pb.Command_Revoke, *pb.Command_EndRevocation, *pb.Command_EndWait, *pb.Command_EndDelay,
+		*pb.Command_Settle, *pb.Command_StartDrain, *pb.Command_AbortDrain:
 		if e := needTerm(cmd); e != nil {
 			return e
 		}
@@ -121,6 +140,20 @@ func (m *Machine) dispatch(index, term uint64, cmd *pb.Command) *pb.CommandResul
 		return m.revoke(k.Revoke)
 	case *pb.Command_EndRevocation:
 		return m.endRevocation(k.EndRevocation)
+	case *pb.Command_SetValue:
+		return m.setValueOf(k.SetValue)
+	case *pb.Command_EndWait:
+		return m.endWait(k.EndWait)
+	case *pb.Command_EndDelay:
+		return m.endDelay(k.EndDelay)
+	case *pb.Command_Settle:
+		return m.settle(k.Settle)
+	case *pb.Command_StartDrain:
+		return m.startDrain(k.StartDrain)
+	case *pb.Command_AbortDrain:
+		return m.abortDrain(k.AbortDrain)
+	case *pb.Command_RaiseLevel:
+		return m.raiseLevel(k.RaiseLevel)
 	}
 	return &pb.CommandResult{}
 }

@@ -7,6 +7,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/headlease/headlease/global/config"
+	"github.com/headlease/headlease/global/register"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
 
@@ -21,6 +22,9 @@ func (m *Machine) configVoter() config.Voter {
 // configure stores a decided configuration: the first one, or a newer one. One
 // that it has, or has left behind, changes nothing.
 func (m *Machine) configure(c *pb.ClusterConfiguration) *pb.CommandResult {
+	if m.level < 2 {
+		return m.configureOnce(c)
+	}
 	if e := checkConfiguration(c); e != nil {
 		return failed(e)
 	}
@@ -34,6 +38,26 @@ func (m *Machine) configure(c *pb.ClusterConfiguration) *pb.CommandResult {
 	return &pb.CommandResult{Kind: &pb.CommandResult_Configure{Configure: &pb.ConfigureResult{Already: !stored}}}
 }
 
+// configureOnce is configure at level 1: it takes configuration 1, once; taking
+// it again changes nothing. A newer one does not come here: see levelOf.
+func (m *Machine) configureOnce(c *pb.ClusterConfiguration) *pb.CommandResult {
+	if cur := m.configuration; cur != nil {
+		switch {
+		case cur.GetClusterId() != c.GetClusterId():
+			return failed(errOtherCluster(cur))
+		case !proto.Equal(cur, c):
+			return failed(errRefused(fmt.Sprintf("configuration %d is in force and differs from the one given (version %d)", cur.GetVersion(), c.GetVersion())))
+		}
+	} else {
+		if e := checkConfiguration(c); e != nil {
+			return failed(e)
+		}
+		m.install(config.Voter{Decided: proto.CloneOf(c)})
+		return &pb.CommandResult{Kind: &pb.CommandResult_Configure{Configure: &pb.ConfigureResult{}}}
+	}
+	return &pb.CommandResult{Kind: &pb.CommandResult_Configure{Configure: &pb.ConfigureResult{Already: true}}}
+}
+
 func (m *Machine) self() *pb.Voter {
 	return &pb.Voter{Id: config.RegionVoter(m.region), Incarnation: uint64(m.incarnation)}
 }
@@ -42,9 +66,12 @@ func (m *Machine) self() *pb.Voter {
 // that it no longer has stays, and so do its epoch and seq.
 func (m *Machine) install(v config.Voter) {
 	m.configuration, m.configRegister = v.Decided, v.Register
+	m.configurationHash = configurationHash(m.configuration, m.configRegister)
 	for name := range partitionNames(m.configuration) {
 		if _, ok := m.partitions.Get(name); !ok {
-			m.partitions.Set(name, &partition{gen: m.gen, name: name, phase: phaseAbsent})
+			p := &partition{gen: m.gen, name: name, phase: phaseAbsent, recordHash: recordHash(register.Record{}), dirty: true}
+			m.dirtyPartitions = append(m.dirtyPartitions, p)
+			m.partitions.Set(name, p)
 		}
 	}
 	var gone []string
@@ -55,7 +82,9 @@ func (m *Machine) install(v config.Voter) {
 		return true
 	})
 	for _, id := range gone {
-		m.voters.Delete(id)
+		if r, ok := m.voters.Delete(id); ok {
+			m.sum -= r.digest()
+		}
 	}
 	m.emit(Configured{Configuration: m.configuration})
 }
@@ -92,6 +121,7 @@ func (m *Machine) configVote(next config.Register, done bool, err error) *pb.Com
 		return failed(m.errConfig(err))
 	}
 	m.configRegister = next
+	m.configurationHash = configurationHash(m.configuration, m.configRegister)
 	return &pb.CommandResult{Kind: &pb.CommandResult_ConfigVote{ConfigVote: &pb.ConfigVoteResult{Done: done, Register: next.Proto()}}}
 }
 

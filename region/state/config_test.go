@@ -144,7 +144,7 @@ func TestStateHashSeesEveryFieldOfTheConfiguration(t *testing.T) {
 		change(c, &r)
 		m := h.m
 		m.configuration, m.configRegister, m.view = c, r, nil
-		return m.View().StateHash()
+		return m.fullHash()
 	}
 	base := hash(func(*pb.ClusterConfiguration, *config.Register) {})
 	for name, change := range map[string]func(*pb.ClusterConfiguration, *config.Register){

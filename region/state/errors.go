@@ -43,8 +43,12 @@ func errLapsed(partition string) *pb.ErrorDetail {
 	return &pb.ErrorDetail{Kind: &pb.ErrorDetail_Lapsed{Lapsed: &pb.Lapsed{Partition: partition}}}
 }
 
-func errMoved(partition string) *pb.ErrorDetail {
-	return &pb.ErrorDetail{Kind: &pb.ErrorDetail_Moved{Moved: &pb.Moved{Partition: partition}}}
+func errMoved(p *partition) *pb.ErrorDetail {
+	return &pb.ErrorDetail{Kind: &pb.ErrorDetail_Moved{Moved: &pb.Moved{Partition: p.name, Successor: p.successor}}}
+}
+
+func errWaitEnded(resource string, millis int64) *pb.ErrorDetail {
+	return &pb.ErrorDetail{Kind: &pb.ErrorDetail_WaitEnded{WaitEnded: &pb.WaitEnded{Resource: resource, WaitedMs: millis}}}
 }
 
 // errNotOwner names the owner that the region's own register shows, if it is

@@ -47,9 +47,7 @@ func FuzzRestoredContent(f *testing.F) {
 				return
 			}
 			if k, ok := c.GetKind().(*pb.SnapshotChunk_Footer); ok && l.stage != stageStart {
-				k.Footer = &pb.SnapshotFooter{
-					Sessions: uint64(l.m.sessions.Len()), Resources: uint64(l.m.resources.Len()), StateHash: l.m.View().StateHash(),
-				}
+				k.Footer = rightFooter(&l)
 			}
 			if err := l.take(c); err != nil {
 				return

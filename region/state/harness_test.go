@@ -27,7 +27,15 @@ type harness struct {
 	events []Event
 }
 
+// newHarness returns a configured machine at the highest feature level.
 func newHarness(t testing.TB) *harness {
+	h := newHarness1(t)
+	h.ok(cmdRaise(MaxLevel))
+	return h
+}
+
+// newHarness1 returns one at feature level 1.
+func newHarness1(t testing.TB) *harness {
 	h := &harness{t: t, m: New()}
 	h.ok(cmdInit("eu", testInc))
 	h.ok(cmdConfigure(testConfiguration()))
@@ -118,7 +126,50 @@ func (h *harness) unchanged(c *pb.Command, before uint64) {
 func (h *harness) content() uint64 {
 	r := *h.m.View().r
 	r.applied = 0
+	if r.sweep != (sweep{}) {
+		h.t.Fatal("a sweep runs: every command changes something")
+	}
+	if r.hash(r.sum) != r.fullHash() {
+		h.t.Fatal("the hash kept differs from the content's")
+	}
 	return View{&r}.StateHash()
+}
+
+// fullHash computes the state's hash from the content alone.
+func (r *root) fullHash() uint64 {
+	sum := uint64(0)
+	r.partitions.Scan(func(_ string, p *partition) bool {
+		c := *p
+		c.recordHash = recordHash(c.record)
+		sum += c.digest()
+		return true
+	})
+	r.voters.Scan(func(_ string, v VoterRecord) bool { sum += v.digest(); return true })
+	r.sessions.Scan(func(_ string, s *session) bool {
+		c := *s
+		c.fixedHash, c.seenSum, c.openSum = c.hashFixed(), 0, 0
+		c.seen.Scan(func(first, last uint64) bool { c.seenSum += seenDigest(first, last); return true })
+		c.open.Scan(func(id uint64, q request) bool { c.openSum += q.digest(id); return true })
+		sum += c.digest()
+		return true
+	})
+	r.resources.Scan(func(_ string, e *resource) bool {
+		c := *e
+		c.valueHash, c.queue = valueDigest(c.value), c.queue.copy()
+		c.queue.rehash()
+		sum += c.digest()
+		return true
+	})
+	r.semaphores.Scan(func(_ string, s *semaphore) bool {
+		c := *s
+		c.queue = c.queue.copy()
+		c.queue.rehash()
+		sum += c.digest()
+		return true
+	})
+	c := *r
+	c.configurationHash = configurationHash(c.configuration, c.configRegister)
+	return c.hash(sum)
 }
 
 func (h *harness) wantEvents(want ...Event) {
@@ -128,7 +179,27 @@ func (h *harness) wantEvents(want ...Event) {
 	}
 }
 
+// sameEvent compares an event with the one wanted, of which the holder's
+// identity and the revision need not be given.
 func sameEvent(a, b Event) bool {
+	switch want := b.(type) {
+	case LeaseGranted:
+		if got, ok := a.(LeaseGranted); ok && want.Holder == "" {
+			want.Holder, want.Revision = "client/"+want.Session, got.Revision
+			b = want
+		}
+	case LeaseRevoked:
+		want.Holder = "client/" + want.Session
+		b = want
+	case LeaseEnded:
+		want.Holder = "client/" + want.Session
+		b = want
+	case ValueChanged:
+		if got, ok := a.(ValueChanged); ok && want.Holder == "" {
+			want.Holder, want.Revision = "client/"+want.Session, got.Revision
+			b = want
+		}
+	}
 	switch a := a.(type) {
 	case WaiterEnded:
 		b, ok := b.(WaiterEnded)
@@ -314,4 +385,62 @@ func token(epoch fence.Epoch, seq fence.Seq) fence.Token {
 
 func voterRecord(id string, inc, life, writes uint64) *pb.VoterRecord {
 	return &pb.VoterRecord{Voter: &pb.Voter{Id: id, Incarnation: inc}, Life: life, Writes: writes}
+}
+
+func cmdRaise(level uint32) *pb.Command {
+	return &pb.Command{Kind: &pb.Command_RaiseLevel{RaiseLevel: &pb.RaiseLevelCommand{Level: level}}}
+}
+
+func cmdSetValue(session, resource string, token fence.Token, value string) *pb.Command {
+	return &pb.Command{Kind: &pb.Command_SetValue{SetValue: &pb.SetValueCommand{SessionId: session, Resource: resource, Token: uint64(token), Value: []byte(value)}}}
+}
+
+func cmdEndWait(session string, id uint64) *pb.Command {
+	return &pb.Command{Term: testTerm, Kind: &pb.Command_EndWait{EndWait: &pb.EndWaitCommand{SessionId: session, RequestId: id}}}
+}
+
+func cmdEndDelay(resource string, token fence.Token) *pb.Command {
+	return &pb.Command{Term: testTerm, Kind: &pb.Command_EndDelay{EndDelay: &pb.EndDelayCommand{Resource: resource, Token: uint64(token)}}}
+}
+
+func cmdSettle(partition string, epoch uint32) *pb.Command {
+	return &pb.Command{Term: testTerm, Kind: &pb.Command_Settle{Settle: &pb.SettleCommand{Partition: partition, Epoch: epoch}}}
+}
+
+func cmdDrain(partition string, epoch uint32, successor string) *pb.Command {
+	return &pb.Command{Term: testTerm, Kind: &pb.Command_StartDrain{StartDrain: &pb.StartDrainCommand{Partition: partition, Epoch: epoch, Successor: successor}}}
+}
+
+func cmdAbort(partition string, epoch uint32) *pb.Command {
+	return &pb.Command{Term: testTerm, Kind: &pb.Command_AbortDrain{AbortDrain: &pb.AbortDrainCommand{Partition: partition, Epoch: epoch}}}
+}
+
+func cmdStateHash(index, hash uint64) *pb.Command {
+	return &pb.Command{Kind: &pb.Command_StateHash{StateHash: &pb.StateHashCommand{Index: index, Hash: hash}}}
+}
+
+// with changes an Acquire.
+func with(c *pb.Command, change func(*pb.AcquireCommand)) *pb.Command {
+	change(c.GetAcquire())
+	return c
+}
+
+func withValue(c *pb.Command, value string) *pb.Command {
+	return with(c, func(a *pb.AcquireCommand) { a.Value = []byte(value) })
+}
+
+func withDelay(c *pb.Command, millis int64) *pb.Command {
+	return with(c, func(a *pb.AcquireCommand) { a.LockDelayMs = millis })
+}
+
+func withWait(c *pb.Command, millis int64) *pb.Command {
+	return with(c, func(a *pb.AcquireCommand) { a.WaitMs = millis })
+}
+
+func withSlots(c *pb.Command, n uint32) *pb.Command {
+	return with(c, func(a *pb.AcquireCommand) { a.Slots = n })
+}
+
+func moved(name, successor string) *pb.ErrorDetail {
+	return errMoved(&partition{name: name, successor: successor})
 }

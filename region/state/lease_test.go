@@ -15,7 +15,7 @@ func TestAcquireFree(t *testing.T) {
 	}
 	h.wantEvents(LeaseGranted{Session: "a", Request: 1, Resource: "x", Partition: "p", Token: token(1, 1)})
 	l, ok := h.m.View().Lease("x")
-	want := Lease{Resource: "x", Partition: "p", Session: "a", Holder: "client/a", Token: token(1, 1), Request: 1}
+	want := Lease{Resource: "x", Partition: "p", Session: "a", Holder: "client/a", Token: token(1, 1), Request: 1, Revision: h.index}
 	if !ok || l != want {
 		t.Fatalf("lease %+v, want %+v", l, want)
 	}
@@ -376,8 +376,8 @@ func TestF26DrainingGrantsNothing(t *testing.T) {
 	h.wait("b", 1, "x")
 	p, _ := h.m.partitions.Get("p")
 	h.m.editPartition(p).phase = phaseDraining
-	h.refused(cmdAcquire("b", 2, "free"), errMoved("p"))
-	h.refused(cmdWait("b", 2, "x"), errMoved("p"))
+	h.refused(cmdAcquire("b", 2, "free"), moved("p", ""))
+	h.refused(cmdWait("b", 2, "x"), moved("p", ""))
 	h.ok(cmdRelease("a", "x", tok))
 	h.wantEvents(LeaseEnded{Session: "a", Resource: "x", Partition: "p", Token: tok, Reason: EndReleased})
 	if c := h.m.View().Counts(); c.Leases != 0 || c.Waiters != 1 {
@@ -386,7 +386,7 @@ func TestF26DrainingGrantsNothing(t *testing.T) {
 	// Resumed in the same epoch it still drains; in the next one it serves.
 	rec := h.record("p")
 	h.ok(cmdAdopt("p", 1, rec.Accepted.Proto()))
-	h.refused(cmdAcquire("b", 2, "free"), errMoved("p"))
+	h.refused(cmdAcquire("b", 2, "free"), moved("p", ""))
 	h.accept("p", &pb.Value{Owner: "eu", OwnerIncarnation: testInc, Epoch: 2, DNs: 4e9})
 	h.ok(cmdAdopt("p", 2, h.record("p").Accepted.Proto()))
 	h.wantEvents(

@@ -49,6 +49,16 @@ const (
 	MaxPartitions = 4096
 	// MaxVoters recorded.
 	MaxVoters = 256
+	// MaxValue is the size of a value beside a lease, and MaxValueBytes that of
+	// all values of the region, those of waiters included, in bytes.
+	MaxValue      = 64 << 10
+	MaxValueBytes = 256 << 20
+	// MaxLockDelayMillis is the longest lock delay.
+	MaxLockDelayMillis = 60_000
+	// MaxWaitMillis is the longest time to wait that a request may name.
+	MaxWaitMillis = 24 * 3600 * 1000
+	// MaxSlots of a semaphore.
+	MaxSlots = 10_000
 )
 
 // ErrUnknownCommand poisons a machine: the log holds what this version cannot
@@ -64,6 +74,13 @@ type Machine struct {
 	view   *root
 	poison error
 	events []Event
+	// piece bounds the work of one command on a sweep.
+	piece piece
+	// Entries changed by the command being applied: their hashes are due.
+	dirtyPartitions []*partition
+	dirtySessions   []*session
+	dirtyResources  []*resource
+	dirtySemaphores []*semaphore
 }
 
 // root is the state proper. A View has a copy of it that nobody changes.
@@ -73,33 +90,49 @@ type root struct {
 	configuration *pb.ClusterConfiguration
 	// configRegister decides on the version after configuration.
 	configRegister config.Register
+	level          uint32
 	ballotRound    uint64
 	applied        uint64
 	pulse          uint64
 	waiting        int
 	leased         int
+	valueBytes     int64
+	sweep          sweep
 
 	partitions *btree.Map[string, *partition]
 	voters     *btree.Map[string, VoterRecord]
 	sessions   *btree.Map[string, *session]
 	resources  *btree.Map[string, *resource]
+	// semaphores with a slot in use or a queue.
+	semaphores *btree.Map[string, *semaphore]
 	// closing: sessions closed by a command that could not remove all their
 	// leases.
 	closing *btree.Map[string, struct{}]
 	// stalled: resources without a holder whose queue could not be served (a
 	// draining partition, used-up tokens).
 	stalled *btree.Map[string, struct{}]
+	// delayed: resources in a lock delay.
+	delayed *btree.Map[string, struct{}]
+
+	// sum of the hashes of all entries, and the configuration's.
+	sum, configurationHash uint64
+	points                 hashPoints
 }
 
-// New returns the empty, uninitialised state.
+// New returns the empty, uninitialised state, at feature level 1.
 func New() *Machine {
-	return &Machine{gen: 1, root: root{
+	return &Machine{gen: 1, piece: defaultPiece, root: root{
+		level:      1,
 		partitions: newTree[*partition](),
 		voters:     newTree[VoterRecord](),
 		sessions:   newTree[*session](),
 		resources:  newTree[*resource](),
+		semaphores: newTree[*semaphore](),
 		closing:    newTree[struct{}](),
 		stalled:    newTree[struct{}](),
+		delayed:    newTree[struct{}](),
+
+		configurationHash: configurationHash(nil, config.Register{}),
 	}}
 }
 
@@ -110,20 +143,24 @@ const degree = 16
 func newTree[V any]() *btree.Map[string, V] { return btree.NewMap[string, V](degree) }
 
 // Poisoned returns why the machine can apply no more, wrapping
-// ErrUnknownCommand, or nil. A poisoned machine is unchanged by Apply.
+// ErrUnknownCommand or ErrDiverged, or nil. A poisoned machine is unchanged by
+// Apply.
 func (m *Machine) Poisoned() error { return m.poison }
 
 // View returns the state as it is now, in constant time. Owner only; the View
 // may then be read by any goroutine, at any time.
 func (m *Machine) View() View {
 	if m.view == nil {
+		m.settleHashes()
 		r := m.root
 		r.partitions = m.partitions.Copy()
 		r.voters = m.voters.Copy()
 		r.sessions = m.sessions.Copy()
 		r.resources = m.resources.Copy()
+		r.semaphores = m.semaphores.Copy()
 		r.closing = m.closing.Copy()
 		r.stalled = m.stalled.Copy()
+		r.delayed = m.delayed.Copy()
 		m.view = &r
 		m.gen++
 	}
@@ -141,10 +178,16 @@ type partition struct {
 	seq     fence.Seq
 	phase   pb.PartitionPhase
 	dropped fence.Epoch
+	// unsettled: lock delays of another region may run; see adopt.
+	unsettled bool
+	successor string
+
+	dirty            bool
+	hash, recordHash uint64
 }
 
 func (p *partition) live() bool {
-	return p.phase == pb.PartitionPhase_PARTITION_PHASE_ACTIVE || p.phase == pb.PartitionPhase_PARTITION_PHASE_DRAINING
+	return p.phase == phaseActive || p.phase == phaseDraining
 }
 
 // session is a client process.
@@ -156,6 +199,11 @@ type session struct {
 	identity   string
 	labels     map[string]string
 	closing    bool
+	// orderly: closed by its client, so that its leases end without a lock
+	// delay also when they are removed by later commands.
+	orderly bool
+	dirty   bool
+	gone    bool
 	// lowest request id that may still be open: all below are refused.
 	lowest uint64
 	waits  int
@@ -166,17 +214,24 @@ type session struct {
 	open btree.Map[uint64, request]
 	// held resources.
 	held btree.Map[string, struct{}]
+
+	// hash of the whole, of what never changes, and sums over seen and open.
+	hash, fixedHash, seenSum, openSum uint64
 }
 
 // request is an open request: waiting at a place, or granted.
 type request struct {
+	// resource granted or waited for; of one that waits for any slot, the
+	// semaphore.
 	resource string
 	// token is zero while waiting.
 	token fence.Token
 	place uint64
+	// slots that the request named; 0: the resource itself.
+	slots uint32
 }
 
-// resource exists while it is held or waited for.
+// resource exists while it is held, waited for, or in a lock delay.
 type resource struct {
 	gen       uint64
 	name      string
@@ -185,50 +240,125 @@ type resource struct {
 	session string
 	token   fence.Token
 	// request that the holder's token answered last.
-	request      uint64
-	offered      bool
-	revoked      bool
-	revokeReason string
-	nextPlace    uint64
-	queue        btree.Map[uint64, waiter]
-}
-
-type waiter struct {
-	session string
-	request uint64
+	request  uint64
+	revision uint64
+	// delayToken is the token whose end began the delay that runs, or 0.
+	delayToken fence.Token
+	// lockDelay of the lease, and the delay that runs or 0, in milliseconds.
+	lockDelay, delay uint32
+	// epoch in which it was granted or its delay began: it is over once that
+	// epoch is dropped.
+	epoch fence.Epoch
+	// slot of a semaphore, or -1.
+	slot                          int32
+	offered, revoked, dirty, gone bool
+	revokeReason, value           string
+	// queue is nil if nobody waits.
+	queue           *queue
+	hash, valueHash uint64
 }
 
 // editPartition returns an entry that may be changed in place.
 func (m *Machine) editPartition(p *partition) *partition {
-	if p.gen == m.gen {
-		return p
+	if p.gen != m.gen {
+		c := *p
+		p, c.gen = &c, m.gen
+		m.partitions.Set(p.name, p)
 	}
-	c := *p
-	c.gen = m.gen
-	m.partitions.Set(c.name, &c)
-	return &c
+	if !p.dirty {
+		p.dirty = true
+		m.dirtyPartitions = append(m.dirtyPartitions, p)
+	}
+	return p
 }
 
 // editSession returns an entry that may be changed in place.
 func (m *Machine) editSession(s *session) *session {
-	if s.gen == m.gen {
-		return s
+	if s.gen != m.gen {
+		c := *s
+		s, c.gen = &c, m.gen
+		s.seen, s.open, s.held = *s.seen.Copy(), *s.open.Copy(), *s.held.Copy()
+		m.sessions.Set(s.id, s)
 	}
-	c := *s
-	c.gen = m.gen
-	c.seen, c.open, c.held = *c.seen.Copy(), *c.open.Copy(), *c.held.Copy()
-	m.sessions.Set(c.id, &c)
-	return &c
+	if !s.dirty {
+		s.dirty = true
+		m.dirtySessions = append(m.dirtySessions, s)
+	}
+	return s
 }
 
 // editResource returns an entry that may be changed in place.
 func (m *Machine) editResource(r *resource) *resource {
-	if r.gen == m.gen {
-		return r
+	if r.gen != m.gen {
+		c := *r
+		r, c.gen = &c, m.gen
+		r.queue = r.queue.copy()
+		m.resources.Set(r.name, r)
 	}
-	c := *r
-	c.gen = m.gen
-	c.queue = *c.queue.Copy()
-	m.resources.Set(c.name, &c)
-	return &c
+	if !r.dirty {
+		r.dirty = true
+		m.dirtyResources = append(m.dirtyResources, r)
+	}
+	return r
+}
+
+// newResource adds an entry that may be changed in place. One of that name
+// whose epoch is dropped goes first.
+func (m *Machine) newResource(p *partition, name string) *resource {
+	if old, ok := m.resources.Get(name); ok {
+		m.purge(old)
+	}
+	r := &resource{gen: m.gen, name: name, partition: p.name, epoch: p.epoch, slot: -1, dirty: true}
+	m.dirtyResources = append(m.dirtyResources, r)
+	m.resources.Set(name, r)
+	if base, slot, ok := slotOf(name); ok {
+		r.slot = int32(slot)
+		m.occupy(base, slot)
+	}
+	return r
+}
+
+// removeResource deletes an entry.
+func (m *Machine) removeResource(r *resource) {
+	m.sum -= r.hash
+	if r.gen == m.gen {
+		r.gone = true
+	}
+	m.resources.Delete(r.name)
+	m.stalled.Delete(r.name)
+	m.delayed.Delete(r.name)
+	if r.slot >= 0 {
+		m.vacate(baseOf(r.name), int(r.slot))
+	}
+}
+
+// removeSession deletes an entry.
+func (m *Machine) removeSession(s *session) {
+	m.sum -= s.hash
+	if s.gen == m.gen {
+		s.gone = true
+	}
+	m.sessions.Delete(s.id)
+	m.closing.Delete(s.id)
+}
+
+// stale reports whether the resource's epoch is dropped: nobody holds it or
+// waits for it any more, and a sweep will remove it.
+func (r *root) stale(e *resource) bool {
+	return r.sweep.passes > 0 && r.over(e.partition, e.epoch)
+}
+
+// over reports whether an epoch of a partition is dropped.
+func (r *root) over(partition string, epoch fence.Epoch) bool {
+	p, ok := r.partitions.Get(partition)
+	return !ok || epoch <= p.dropped
+}
+
+// lookup returns a resource that is held, waited for, or in a delay.
+func (r *root) lookup(name string) (*resource, bool) {
+	e, ok := r.resources.Get(name)
+	if !ok || r.stale(e) {
+		return nil, false
+	}
+	return e, true
 }

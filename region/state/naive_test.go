@@ -1,6 +1,7 @@
 package state
 
 import (
+	"maps"
 	"slices"
 	"sort"
 
@@ -12,18 +13,22 @@ import (
 // naive is the second implementation: the same rules on maps and slices, as
 // plain as they can be written, with no index, no sharing and no care for
 // speed. What it keeps differs from the Machine on purpose: every request id
-// ever seen, every lease by resource, one slice per queue.
+// ever seen, one slice per queue, and what a Drop ends apart from the rest.
 type naive struct {
 	region     string
 	inc        register.Incarnation
+	level      uint32
+	index      uint64
 	round      uint64
 	parts      map[string]*naivePart
 	voters     map[string]VoterRecord
 	sessions   map[string]*naiveSession
-	leases     map[string]Lease
-	queues     map[string][]Waiter
+	res, left  map[string]*naiveResource
+	sems, gone map[string]*naiveQueue
 	configured bool
 	events     []Event
+	piece      piece
+	sweep      sweep
 }
 
 type naivePart struct {
@@ -31,57 +36,98 @@ type naivePart struct {
 	epoch, dropped fence.Epoch
 	seq            fence.Seq
 	phase          pb.PartitionPhase
+	unsettled      bool
+	successor      string
 }
+
+// grants reports whether a lease may be granted.
+func (p *naivePart) grants() bool { return p.phase == phaseActive && p.seq < fence.MaxSeq }
 
 type naiveSession struct {
-	identity string
-	lowest   uint64
-	closing  bool
-	// resource asked for by every id ever seen; cancelled ids have "".
-	asked map[uint64]string
+	identity         string
+	lowest           uint64
+	closing, orderly bool
+	// what was asked for by every id ever seen; cancelled ids have none.
+	asked map[uint64]naiveAsked
 }
 
-func newNaive() *naive {
+type naiveAsked struct {
+	resource string
+	slots    uint32
+}
+
+// naiveResource is held, or in a delay, or waited for.
+type naiveResource struct {
+	lease Lease // Token 0: none
+	delay Delay // DelayMillis 0: none
+	naiveQueue
+}
+
+type naiveQueue struct {
+	partition string
+	waiters   []naiveWaiter
+}
+
+type naiveWaiter struct {
+	Waiter
+	value string
+	delay int64
+}
+
+func newNaive(p piece) *naive {
 	return &naive{
-		parts: map[string]*naivePart{}, voters: map[string]VoterRecord{}, sessions: map[string]*naiveSession{},
-		leases: map[string]Lease{}, queues: map[string][]Waiter{},
+		level: 1, piece: p, parts: map[string]*naivePart{}, voters: map[string]VoterRecord{}, sessions: map[string]*naiveSession{},
+		res: map[string]*naiveResource{}, left: map[string]*naiveResource{}, sems: map[string]*naiveQueue{}, gone: map[string]*naiveQueue{},
 	}
 }
 
 func (n *naive) emit(e Event) { n.events = append(n.events, e) }
 
 func (n *naive) apply(index, term uint64, c *pb.Command) (*pb.CommandResult, []Event) {
-	n.events = nil
+	n.events, n.index = nil, index
+	if e := n.admit(term, c); e != nil {
+		return failed(e), nil
+	}
 	res := n.command(index, term, c)
 	if res == nil {
 		res = &pb.CommandResult{}
 	}
+	n.tidy()
+	n.sweepOn()
 	return res, n.events
 }
 
-func (n *naive) command(index, term uint64, c *pb.Command) *pb.CommandResult {
+func (n *naive) admit(term uint64, c *pb.Command) *pb.ErrorDetail {
 	if c.GetTerm() != 0 && c.GetTerm() != term {
-		return failed(errWrongTerm(term))
+		return errWrongTerm(term)
+	}
+	a := c.GetAcquire()
+	second := c.GetSetValue() != nil || c.GetEndWait() != nil || c.GetEndDelay() != nil || c.GetSettle() != nil || c.GetStartDrain() != nil ||
+		c.GetAbortDrain() != nil || c.GetStateHash() != nil || c.GetAdopt().GetPlanned() ||
+		len(a.GetValue()) > 0 || a.GetLockDelayMs() != 0 || a.GetWaitMs() != 0 || a.GetSlots() != 0
+	if second && n.level < 2 {
+		return errRefused("")
 	}
 	stamped := c.GetPromise() != nil || c.GetAccepted() != nil || c.GetAdopt() != nil || c.GetDrop() != nil ||
-		c.GetRecordVoters() != nil || c.GetExpire() != nil || c.GetRevoke() != nil || c.GetEndRevocation() != nil || c.GetBeginTerm() != nil
+		c.GetRecordVoters() != nil || c.GetExpire() != nil || c.GetRevoke() != nil || c.GetEndRevocation() != nil || c.GetBeginTerm() != nil ||
+		c.GetEndWait() != nil || c.GetEndDelay() != nil || c.GetSettle() != nil || c.GetStartDrain() != nil || c.GetAbortDrain() != nil
 	if stamped && c.GetTerm() == 0 {
-		return failed(errInvalid("", ""))
+		return errInvalid("", "")
 	}
+	if n.inc == 0 && c.GetBeginTerm() == nil && c.GetPulse() == nil && c.GetInitRegion() == nil {
+		return errUninitialised()
+	}
+	return nil
+}
+
+func (n *naive) command(index, term uint64, c *pb.Command) *pb.CommandResult {
 	switch k := c.GetKind().(type) {
 	case *pb.Command_BeginTerm:
 		n.emit(TermBegun{Term: term, Index: index, Server: k.BeginTerm.GetServer()})
-		return nil
 	case *pb.Command_Pulse:
 		n.emit(PulseCommitted{Index: index})
-		return nil
 	case *pb.Command_InitRegion:
 		return n.init(k.InitRegion)
-	}
-	if n.inc == 0 {
-		return failed(errUninitialised())
-	}
-	switch k := c.GetKind().(type) {
 	case *pb.Command_Configure:
 		return n.configure(k.Configure.GetConfiguration())
 	case *pb.Command_ReserveBallot:
@@ -110,7 +156,7 @@ func (n *naive) command(index, term uint64, c *pb.Command) *pb.CommandResult {
 		if n.sessions[k.OpenSession.GetSessionId()] != nil {
 			return failed(errRefused(""))
 		}
-		n.sessions[k.OpenSession.GetSessionId()] = &naiveSession{identity: k.OpenSession.GetIdentity(), lowest: 1, asked: map[uint64]string{}}
+		n.sessions[k.OpenSession.GetSessionId()] = &naiveSession{identity: k.OpenSession.GetIdentity(), lowest: 1, asked: map[uint64]naiveAsked{}}
 		n.emit(SessionOpened{Session: Session{ID: k.OpenSession.GetSessionId()}})
 	case *pb.Command_CloseSession:
 		n.end([]string{k.CloseSession.GetSessionId()}, EndClosed)
@@ -120,31 +166,123 @@ func (n *naive) command(index, term uint64, c *pb.Command) *pb.CommandResult {
 		return n.acquire(k.Acquire)
 	case *pb.Command_Cancel:
 		return n.cancel(k.Cancel)
-	case *pb.Command_Release:
-		l, ok := n.leases[k.Release.GetResource()]
-		if !ok || uint64(l.Token) != k.Release.GetToken() || l.Session != k.Release.GetSessionId() {
-			return failed(errNotHolder("", 0))
+	case *pb.Command_RaiseLevel:
+		if k.RaiseLevel.GetLevel() > n.level {
+			n.level = k.RaiseLevel.GetLevel()
+			n.emit(LevelRaised{Level: n.level})
 		}
-		n.endLease(l, EndReleased)
-		n.next(l.Resource)
-	case *pb.Command_Revoke:
-		l, ok := n.leases[k.Revoke.GetResource()]
-		if !ok || uint64(l.Token) != k.Revoke.GetToken() {
-			return failed(errNotHolder("", 0))
+	}
+	if r := n.timed(c); r != nil {
+		return r
+	}
+	return n.onLease(c)
+}
+
+// timed are the commands for which the leader's clock is the reason.
+func (n *naive) timed(c *pb.Command) *pb.CommandResult {
+	switch k := c.GetKind().(type) {
+	case *pb.Command_EndWait:
+		if s := n.sessions[k.EndWait.GetSessionId()]; s != nil {
+			id := k.EndWait.GetRequestId()
+			n.leave(k.EndWait.GetSessionId(), func(r uint64) bool { return r == id }, func(uint64) *pb.ErrorDetail { return errWaitEnded("", 0) })
 		}
-		n.mark(l, k.Revoke.GetReason())
-	case *pb.Command_EndRevocation:
-		l, ok := n.leases[k.EndRevocation.GetResource()]
-		if !ok || uint64(l.Token) != k.EndRevocation.GetToken() {
-			return failed(errNotHolder("", 0))
-		}
-		if !l.Revoked {
+	case *pb.Command_EndDelay:
+		name := k.EndDelay.GetResource()
+		r := n.res[name]
+		if r == nil || r.delay.DelayMillis == 0 || uint64(r.delay.Token) != k.EndDelay.GetToken() {
 			return failed(errRefused(""))
 		}
-		n.endLease(l, EndRevoked)
-		n.next(l.Resource)
+		n.stopDelay(r)
+		n.next(name)
+	case *pb.Command_Settle, *pb.Command_StartDrain, *pb.Command_AbortDrain:
+		return n.phase(c)
 	}
 	return nil
+}
+
+func (n *naive) phase(c *pb.Command) *pb.CommandResult {
+	of := []interface {
+		GetPartition() string
+		GetEpoch() uint32
+	}{c.GetSettle(), c.GetStartDrain(), c.GetAbortDrain()}
+	name, epoch := "", uint32(0)
+	for _, k := range of {
+		name, epoch = name+k.GetPartition(), epoch+k.GetEpoch() // two are nil
+	}
+	p := n.parts[name]
+	switch {
+	case p == nil:
+		return failed(errInvalid("", ""))
+	case p.phase == phaseAbsent:
+		return failed(notOwner("", "", 0))
+	case p.epoch != fence.Epoch(epoch):
+		return failed(errRefused(""))
+	}
+	to := c.GetStartDrain().GetSuccessor()
+	switch {
+	case c.GetSettle() != nil && p.unsettled:
+		p.unsettled = false
+		n.emit(PartitionSettled{Partition: name, Epoch: p.epoch})
+	case c.GetSettle() != nil:
+	case c.GetStartDrain() != nil && (to == "" || to == n.region):
+		return failed(errInvalid("", ""))
+	case c.GetStartDrain() != nil && p.phase == phaseDraining && to != p.successor:
+		return failed(errRefused(""))
+	case c.GetStartDrain() != nil && p.phase == phaseActive:
+		p.phase, p.successor = phaseDraining, to
+		n.emit(PartitionDraining{Partition: name, Epoch: p.epoch, Successor: to})
+		n.startSweep()
+	case c.GetAbortDrain() != nil && p.phase == phaseDraining:
+		p.phase, p.successor = phaseActive, ""
+		n.emit(DrainAborted{Partition: name, Epoch: p.epoch})
+		n.serveStalled(name)
+	}
+	return nil
+}
+
+// onLease are the commands on a lease that is held.
+func (n *naive) onLease(c *pb.Command) *pb.CommandResult {
+	of := []interface {
+		GetResource() string
+		GetToken() uint64
+	}{c.GetRelease(), c.GetRevoke(), c.GetEndRevocation(), c.GetSetValue()}
+	if c.GetRelease() == nil && c.GetRevoke() == nil && c.GetEndRevocation() == nil && c.GetSetValue() == nil {
+		return nil
+	}
+	name, token := "", uint64(0)
+	for _, k := range of {
+		name, token = name+k.GetResource(), token+k.GetToken()
+	}
+	r := n.res[name]
+	if r == nil || token == 0 || uint64(r.lease.Token) != token ||
+		c.GetRelease() != nil && r.lease.Session != c.GetRelease().GetSessionId() ||
+		c.GetSetValue() != nil && r.lease.Session != c.GetSetValue().GetSessionId() {
+		return failed(errNotHolder("", 0))
+	}
+	switch {
+	case c.GetRelease() != nil:
+		n.endLease(r, EndReleased)
+		n.next(name)
+	case c.GetRevoke() != nil:
+		n.mark(r, c.GetRevoke().GetReason())
+	case c.GetEndRevocation() != nil && !r.lease.Revoked:
+		return failed(errRefused(""))
+	case c.GetEndRevocation() != nil:
+		n.endLease(r, EndRevoked)
+		n.next(name)
+	case c.GetSetValue() != nil:
+		n.setValue(r, string(c.GetSetValue().GetValue()))
+		return &pb.CommandResult{Kind: &pb.CommandResult_SetValue{SetValue: &pb.SetValueResult{Revision: n.index}}}
+	}
+	return nil
+}
+
+func (n *naive) setValue(r *naiveResource, v string) {
+	l := &r.lease
+	l.Value, l.Revision = v, n.index
+	n.emit(ValueChanged{
+		Session: l.Session, Resource: l.Resource, Partition: l.Partition, Token: l.Token, Holder: "client/" + l.Session, Value: v, Revision: n.index,
+	})
 }
 
 func (n *naive) init(c *pb.InitRegionCommand) *pb.CommandResult {
@@ -220,7 +358,8 @@ func (n *naive) accepted(c *pb.AcceptedCommand) *pb.CommandResult {
 }
 
 func (n *naive) adopt(c *pb.AdoptCommand) *pb.CommandResult {
-	p, epoch := n.parts[c.GetPartition()], fence.Epoch(c.GetEpoch())
+	name, epoch := c.GetPartition(), fence.Epoch(c.GetEpoch())
+	p := n.parts[name]
 	if p == nil || epoch == 0 || epoch > fence.MaxEpoch {
 		return failed(errInvalid("", ""))
 	}
@@ -231,25 +370,38 @@ func (n *naive) adopt(c *pb.AdoptCommand) *pb.CommandResult {
 		return failed(errRefused(""))
 	}
 	if live && epoch == p.epoch {
-		n.emit(PartitionAdopted{Partition: c.GetPartition(), Epoch: epoch, Resumed: true})
+		n.emit(PartitionAdopted{Partition: name, Epoch: epoch, Resumed: true, Unsettled: p.unsettled})
 		return nil
 	}
+	unsettled := n.level >= 2 && !c.GetPlanned() && epoch != 1
 	switch {
 	case live && epoch == p.epoch+1:
-		for _, name := range n.names(c.GetPartition()) {
-			if l, ok := n.leases[name]; ok {
-				n.mark(l, RaisedReason)
+		unsettled = p.unsettled
+		for _, of := range sortedKeys(n.res) {
+			if r := n.res[of]; r.partition == name && r.lease.Token != 0 {
+				n.mark(r, RaisedReason)
 			}
 		}
 	case live:
-		n.endEpoch(c.GetPartition(), errLapsed(""))
+		n.endEpoch(name, errLapsed(""))
 	}
-	p.epoch, p.seq, p.phase = epoch, 0, phaseActive
-	n.emit(PartitionAdopted{Partition: c.GetPartition(), Epoch: epoch})
-	for _, name := range n.names(c.GetPartition()) {
-		n.next(name)
-	}
+	*p = naivePart{rec: p.rec, epoch: epoch, dropped: p.dropped, phase: phaseActive, unsettled: unsettled}
+	n.emit(PartitionAdopted{Partition: name, Epoch: epoch, Unsettled: unsettled})
+	n.serveStalled(name)
 	return nil
+}
+
+func (n *naive) serveStalled(partition string) {
+	for _, name := range sortedKeys(n.res) {
+		if n.res[name].partition == partition {
+			n.next(name)
+		}
+	}
+	for _, base := range sortedKeys(n.sems) {
+		if n.sems[base].partition == partition {
+			n.serve(base)
+		}
+	}
 }
 
 func (n *naive) drop(c *pb.DropCommand) *pb.CommandResult {
@@ -265,81 +417,293 @@ func (n *naive) drop(c *pb.DropCommand) *pb.CommandResult {
 	return nil
 }
 
+// endEpoch ends all at once at level 1, and sets all apart for the sweep at
+// level 2.
 func (n *naive) endEpoch(partition string, told *pb.ErrorDetail) {
 	p := n.parts[partition]
-	p.phase, p.dropped = phaseAbsent, p.epoch
+	p.phase, p.dropped, p.unsettled, p.successor = phaseAbsent, p.epoch, false, ""
 	n.emit(PartitionDropped{Partition: partition, Epoch: p.epoch})
-	for _, name := range n.names(partition) {
-		if l, ok := n.leases[name]; ok {
-			n.endLease(l, EndDropped)
+	for _, name := range sortedKeys(n.res) {
+		if r := n.res[name]; r.partition == partition {
+			delete(n.res, name)
+			if n.level >= 2 {
+				n.left[name] = r
+				continue
+			}
+			n.endLeft(r, told, 1<<30)
 		}
-		for _, w := range n.queues[name] {
-			n.emit(WaiterEnded{Session: w.Session, Request: w.Request, Resource: name, Partition: partition, Error: told})
+	}
+	for base, q := range n.sems {
+		if q.partition == partition {
+			delete(n.sems, base)
+			n.gone[base] = q
 		}
-		delete(n.queues, name)
+	}
+	if n.level >= 2 {
+		n.startSweep()
 	}
 }
 
-// names of a partition's resources, sorted.
-func (n *naive) names(partition string) []string {
-	var names []string
-	for name, l := range n.leases {
-		if l.Partition == partition {
-			names = append(names, name)
-		}
+// endLeft ends up to budget parts of what is left of a resource.
+func (n *naive) endLeft(r *naiveResource, told *pb.ErrorDetail, budget int) (used int) {
+	if l := r.lease; l.Token != 0 {
+		r.lease.Token = 0
+		n.emit(LeaseEnded{Session: l.Session, Resource: l.Resource, Partition: l.Partition, Token: l.Token, Reason: EndDropped, Holder: "client/" + l.Session})
+		used++
 	}
-	for name, q := range n.queues {
-		if _, held := n.leases[name]; !held && len(q) > 0 && q[0].Partition == partition {
-			names = append(names, name)
-		}
+	if r.delay.DelayMillis != 0 {
+		n.stopDelay(r)
+		used++
 	}
-	sort.Strings(names)
-	return names
+	return used + n.endWaiters(&r.naiveQueue, told, budget-used)
 }
 
-func (n *naive) endLease(l Lease, why EndReason) {
-	delete(n.leases, l.Resource)
-	n.emit(LeaseEnded{Session: l.Session, Resource: l.Resource, Partition: l.Partition, Token: l.Token, Reason: why})
+func (n *naive) endWaiters(q *naiveQueue, told *pb.ErrorDetail, budget int) (used int) {
+	for ; used < budget && len(q.waiters) > 0; used++ {
+		w := q.waiters[0]
+		q.waiters = q.waiters[1:]
+		n.emit(WaiterEnded{Session: w.Session, Request: w.Request, Resource: w.Resource, Partition: w.Partition, Error: told})
+	}
+	return used
 }
 
-func (n *naive) mark(l Lease, why string) {
+func (n *naive) over(partition string) *pb.ErrorDetail {
+	if n.parts[partition].phase == phaseAbsent {
+		return notOwner("", "", 0)
+	}
+	return errLapsed("")
+}
+
+func (n *naive) startSweep() {
+	if n.sweep.passes == 0 {
+		n.sweep = sweep{passes: 1}
+	} else {
+		n.sweep.passes = 2
+	}
+}
+
+// sweepOn goes over all names, those of resources before those of semaphores,
+// and ends what is set apart and what waits in a drain.
+func (n *naive) sweepOn() {
+	budget := n.piece
+	for n.sweep.passes > 0 && budget.removals > 0 && budget.looks > 0 {
+		names := map[string]bool{}
+		for _, name := range slices.Concat(sortedKeys(n.res), sortedKeys(n.left)) {
+			if base, _, ok := slotOf(name); n.sweep.semaphores && ok {
+				names[base] = true
+			} else if !n.sweep.semaphores {
+				names[name] = true
+			}
+		}
+		for _, base := range slices.Concat(sortedKeys(n.sems), sortedKeys(n.gone)) {
+			if n.sweep.semaphores {
+				names[base] = true
+			}
+		}
+		for _, name := range sortedKeys(names) {
+			if name < n.sweep.at {
+				continue
+			}
+			if budget.looks == 0 {
+				n.sweep.at = name
+				return
+			}
+			budget.looks--
+			used := n.clean(name, budget.removals)
+			if budget.removals -= used; used > 0 && budget.removals <= 0 {
+				n.sweep.at = name
+				return
+			}
+		}
+		switch {
+		case !n.sweep.semaphores:
+			n.sweep.semaphores, n.sweep.at = true, ""
+		default:
+			n.sweep = sweep{passes: n.sweep.passes - 1}
+		}
+	}
+}
+
+func (n *naive) clean(name string, budget int) (used int) {
+	drains := func(q *naiveQueue) bool { return n.parts[q.partition].phase == phaseDraining }
+	if n.sweep.semaphores {
+		if q := n.gone[name]; q != nil {
+			used = n.endWaiters(q, n.over(q.partition), budget)
+		} else if q := n.sems[name]; q != nil && drains(q) {
+			used = n.endWaiters(q, moved("", ""), budget)
+		}
+	} else if r := n.left[name]; r != nil {
+		used = n.endLeft(r, n.over(r.partition), budget)
+	} else if r := n.res[name]; r != nil && drains(&r.naiveQueue) {
+		used = n.endWaiters(&r.naiveQueue, moved("", ""), budget)
+	}
+	n.tidy()
+	return used
+}
+
+// tidy forgets what holds nothing.
+func (n *naive) tidy() {
+	for _, m := range []map[string]*naiveResource{n.res, n.left} {
+		for name, r := range m {
+			if r.lease.Token == 0 && r.delay.DelayMillis == 0 && len(r.waiters) == 0 {
+				delete(m, name)
+			}
+		}
+	}
+	for _, m := range []map[string]*naiveQueue{n.sems, n.gone} {
+		for name, q := range m {
+			if len(q.waiters) == 0 {
+				delete(m, name)
+			}
+		}
+	}
+}
+
+func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
+
+func (n *naive) stopDelay(r *naiveResource) {
+	n.emit(DelayEnded{Resource: r.delay.Resource, Partition: r.partition, Token: r.delay.Token})
+	r.delay = Delay{}
+}
+
+func (n *naive) beginDelay(name string, r *naiveResource, token fence.Token, millis int64) {
+	r.delay = Delay{Resource: name, Partition: r.partition, Token: token, DelayMillis: millis}
+	n.emit(DelayBegun(r.delay))
+}
+
+func (n *naive) endLease(r *naiveResource, why EndReason) {
+	l := r.lease
+	r.lease = Lease{}
+	n.emit(LeaseEnded{Session: l.Session, Resource: l.Resource, Partition: l.Partition, Token: l.Token, Reason: why, Holder: "client/" + l.Session})
+	if l.LockDelayMillis > 0 && why != EndReleased && why != EndClosed {
+		n.beginDelay(l.Resource, r, l.Token, l.LockDelayMillis)
+	}
+}
+
+func (n *naive) mark(r *naiveResource, why string) {
+	l := &r.lease
 	if l.Revoked {
 		return
 	}
 	l.Revoked, l.RevokeReason = true, why
-	n.leases[l.Resource] = l
-	n.emit(LeaseRevoked{Session: l.Session, Resource: l.Resource, Partition: l.Partition, Token: l.Token, Reason: why})
+	n.emit(LeaseRevoked{Session: l.Session, Resource: l.Resource, Partition: l.Partition, Token: l.Token, Reason: why, Holder: "client/" + l.Session})
 }
 
-// next gives a free resource to the first in its queue, if that may be.
-func (n *naive) next(resource string) {
-	q := n.queues[resource]
-	if _, held := n.leases[resource]; held || len(q) == 0 {
+// next gives a free resource to the first in its queue, and a slot without one
+// to the first of the semaphore's for whom it would do, if that may be.
+func (n *naive) next(name string) {
+	r := n.res[name]
+	if r != nil && (r.lease.Token != 0 || r.delay.DelayMillis != 0) {
 		return
 	}
-	p := n.parts[q[0].Partition]
-	if p.phase != phaseActive || p.seq == fence.MaxSeq {
+	if r != nil && len(r.waiters) > 0 {
+		if n.parts[r.partition].grants() {
+			w := r.waiters[0]
+			r.waiters = r.waiters[1:]
+			n.give(name, w, true)
+		}
 		return
 	}
-	n.queues[resource] = q[1:]
-	n.give(q[0], true)
+	n.tidy()
+	base, slot, _ := slotOf(name)
+	q := n.sems[base]
+	if q == nil || !n.parts[q.partition].grants() {
+		return
+	}
+	for i, w := range q.waiters {
+		if int(w.Slots) > slot {
+			q.waiters = slices.Delete(slices.Clone(q.waiters), i, i+1)
+			n.give(name, w, true)
+			return
+		}
+	}
 }
 
-func (n *naive) give(w Waiter, offered bool) fence.Token {
+// serve gives a semaphore's free slots to its queue.
+func (n *naive) serve(base string) {
+	q := n.sems[base]
+	for _, w := range slices.Clone(q.waiters) {
+		p := n.parts[q.partition]
+		if !p.grants() {
+			return
+		}
+		name, free := n.freeSlot(base, w.Slots)
+		switch {
+		case !free:
+		case p.unsettled && w.delay > 0:
+			n.beginDelay(name, n.create(name, q.partition), 0, w.delay)
+		default:
+			q.waiters = slices.DeleteFunc(slices.Clone(q.waiters), func(o naiveWaiter) bool { return o == w })
+			n.give(name, w, true)
+		}
+	}
+	n.tidy()
+}
+
+// freeSlot returns the lowest slot of which nothing is known.
+func (n *naive) freeSlot(base string, slots uint32) (string, bool) {
+	for i := range int(slots) {
+		if name := slotName(base, i); n.res[name] == nil {
+			return name, true
+		}
+	}
+	return "", false
+}
+
+// create makes a resource; what was set apart under its name ends first.
+func (n *naive) create(name, partition string) *naiveResource {
+	if r := n.left[name]; r != nil {
+		n.endLeft(r, n.over(r.partition), 1<<30)
+		n.tidy()
+	}
+	n.res[name] = &naiveResource{naiveQueue: naiveQueue{partition: partition}}
+	return n.res[name]
+}
+
+func (n *naive) give(name string, w naiveWaiter, offered bool) fence.Token {
+	r := n.res[name]
+	if r == nil {
+		r = n.create(name, w.Partition)
+	}
 	p := n.parts[w.Partition]
 	p.seq++
-	tok := token(p.epoch, p.seq)
-	n.leases[w.Resource] = Lease{Resource: w.Resource, Partition: w.Partition, Session: w.Session, Token: tok, Request: w.Request, Offered: offered}
-	n.emit(LeaseGranted{Session: w.Session, Request: w.Request, Resource: w.Resource, Partition: w.Partition, Token: tok, Offered: offered})
-	return tok
+	r.lease = Lease{
+		Resource: name, Partition: w.Partition, Session: w.Session, Token: token(p.epoch, p.seq), Request: w.Request, Offered: offered,
+		Value: w.value, LockDelayMillis: w.delay,
+	}
+	if n.level >= 2 {
+		r.lease.Revision = n.index
+	}
+	l := r.lease
+	n.emit(LeaseGranted{
+		Session: w.Session, Request: w.Request, Resource: name, Partition: w.Partition, Token: l.Token, Offered: offered,
+		Holder: "client/" + w.Session, Value: w.value, LockDelayMillis: w.delay, Revision: l.Revision,
+	})
+	return l.Token
+}
+
+// queues yields all queues, those set apart included.
+func (n *naive) queues() []*naiveQueue {
+	var all []*naiveQueue
+	for _, m := range []map[string]*naiveResource{n.res, n.left} {
+		for _, r := range m {
+			all = append(all, &r.naiveQueue)
+		}
+	}
+	for _, m := range []map[string]*naiveQueue{n.sems, n.gone} {
+		for _, q := range m {
+			all = append(all, q)
+		}
+	}
+	return all
 }
 
 // leave takes all waiters that gone names out of the queues, in the order of
 // their request ids.
 func (n *naive) leave(session string, gone func(id uint64) bool, told func(id uint64) *pb.ErrorDetail) {
-	var ws []Waiter
-	for _, q := range n.queues {
-		for _, w := range q {
+	var ws []naiveWaiter
+	for _, q := range n.queues() {
+		for _, w := range q.waiters {
 			if w.Session == session && gone(w.Request) {
 				ws = append(ws, w)
 			}
@@ -347,9 +711,12 @@ func (n *naive) leave(session string, gone func(id uint64) bool, told func(id ui
 	}
 	sort.Slice(ws, func(i, j int) bool { return ws[i].Request < ws[j].Request })
 	for _, w := range ws {
-		n.queues[w.Resource] = slices.DeleteFunc(slices.Clone(n.queues[w.Resource]), func(o Waiter) bool { return o == w })
+		for _, q := range n.queues() {
+			q.waiters = slices.DeleteFunc(slices.Clone(q.waiters), func(o naiveWaiter) bool { return o == w })
+		}
 		n.emit(WaiterEnded{Session: session, Request: w.Request, Resource: w.Resource, Partition: w.Partition, Error: told(w.Request)})
 	}
+	n.tidy()
 }
 
 func (n *naive) end(ids []string, why EndReason) {
@@ -362,39 +729,48 @@ func (n *naive) end(ids []string, why EndReason) {
 	}
 	var freed []string
 	for _, id := range ids {
-		var held []string
-		for name, l := range n.leases {
-			if l.Session == id {
-				held = append(held, name)
+		held := map[string]*naiveResource{}
+		for name, r := range n.left {
+			if r.lease.Token != 0 && r.lease.Session == id {
+				held[name] = r
 			}
 		}
-		sort.Strings(held)
-		for _, name := range held {
-			n.endLease(n.leases[name], why)
+		for name, r := range n.res {
+			if r.lease.Token != 0 && r.lease.Session == id {
+				held[name] = r
+			}
 		}
-		freed = append(freed, held...)
+		for _, name := range sortedKeys(held) {
+			if n.left[name] != nil {
+				n.endLeft(held[name], nil, 1)
+				continue
+			}
+			n.endLease(held[name], why)
+			freed = append(freed, name)
+		}
 		delete(n.sessions, id)
 	}
 	for _, name := range freed {
 		n.next(name)
 	}
+	n.tidy()
 }
 
 func (n *naive) busy(resource string) *pb.CommandResult {
-	l := n.leases[resource]
-	b := &pb.BusyLease{Token: uint64(l.Token), Waiters: uint32(len(n.queues[resource]))}
-	if s := n.sessions[l.Session]; s != nil {
+	r := n.res[resource]
+	b := &pb.BusyLease{Token: uint64(r.lease.Token), Waiters: uint32(len(r.waiters)), Delayed: r.delay.DelayMillis > 0}
+	if s := n.sessions[r.lease.Session]; s != nil {
 		b.Holder = s.identity
 	}
-	return &pb.CommandResult{Kind: &pb.CommandResult_Acquire{Acquire: &pb.AcquireResult{Outcome: &pb.AcquireResult_Busy{Busy: b}}}}
+	return busyResult(b)
 }
 
 func (n *naive) acquire(c *pb.AcquireCommand) *pb.CommandResult {
-	s, id, res := n.sessions[c.GetSessionId()], c.GetRequestId(), c.GetResource()
+	s, id, name := n.sessions[c.GetSessionId()], c.GetRequestId(), c.GetResource()
 	switch {
 	case s == nil || s.closing:
 		return failed(errSessionExpired(""))
-	case id == 0 || c.GetLowestOpenRequest() > id || res == "":
+	case id == 0 || c.GetLowestOpenRequest() > id || name == "":
 		return failed(errInvalid("", ""))
 	case id < s.lowest:
 		return failed(errStaleRequest(id))
@@ -412,67 +788,142 @@ func (n *naive) acquire(c *pb.AcquireCommand) *pb.CommandResult {
 	case p.epoch != fence.Epoch(c.GetEpoch()):
 		return failed(errLapsed(""))
 	}
-	l, held := n.leases[res]
-	q := n.queues[res]
-	if held && l.Partition != c.GetPartition() || len(q) > 0 && q[0].Partition != c.GetPartition() {
+	if r := n.res[name]; r != nil && c.GetSlots() == 0 && r.partition != c.GetPartition() {
 		return failed(errRefused(""))
 	}
-	me := Waiter{Session: c.GetSessionId(), Request: id, Resource: res, Partition: c.GetPartition()}
+	if q := n.sems[name]; q != nil && c.GetSlots() > 0 && q.partition != c.GetPartition() {
+		return failed(errRefused(""))
+	}
+	me := naiveWaiter{
+		Waiter: Waiter{Session: c.GetSessionId(), Request: id, Resource: name, Partition: c.GetPartition(), Slots: c.GetSlots(), WaitMillis: c.GetWaitMs()},
+		value:  string(c.GetValue()), delay: c.GetLockDelayMs(),
+	}
 	if _, seen := s.asked[id]; seen {
-		return n.again(s, me, c.GetWait())
+		return n.again(p, me, c.GetWait())
 	}
 	if p.phase == phaseDraining {
-		return failed(errMoved(""))
+		return failed(moved("", ""))
 	}
-	switch {
-	case !held && len(q) == 0:
-		if p.seq == fence.MaxSeq {
-			return failed(errOverloaded(""))
-		}
-		s.asked[id] = res
-		return granted(n.give(me, false), false)
-	case held && l.Session == me.Session && !l.Revoked:
-		s.asked[id] = res
-		l.Request = id
-		n.leases[res] = l
-		return granted(l.Token, true)
-	case !c.GetWait():
-		s.asked[id] = res
-		return n.busy(res)
+	res := n.first(p, me, c.GetWait())
+	if res.GetError() == nil {
+		s.asked[id] = naiveAsked{name, c.GetSlots()}
 	}
-	s.asked[id] = res
-	n.queues[res] = append(slices.Clone(q), me)
-	n.emit(WaiterEnqueued(me))
-	return queued(len(q))
+	return res
 }
 
-func (n *naive) again(s *naiveSession, me Waiter, wait bool) *pb.CommandResult {
-	// A request is open while it waits, or while its grant is held.
-	for res, q := range n.queues {
-		for i, w := range q {
-			if w.Session == me.Session && w.Request == me.Request {
-				if res != me.Resource {
-					return failed(errInvalid("", ""))
-				}
+// first answers a request that was not seen before.
+func (n *naive) first(p *naivePart, me naiveWaiter, wait bool) *pb.CommandResult {
+	name, delayed := me.Resource, p.unsettled && me.delay > 0
+	target, free := name, n.res[name] == nil
+	if me.Slots > 0 {
+		target, free = n.freeSlot(name, me.Slots)
+	}
+	r := n.res[target]
+	switch {
+	case free && !delayed && p.seq == fence.MaxSeq:
+		return failed(errOverloaded(""))
+	case free && !delayed:
+		return n.granted(target, n.give(target, me, false), me.Slots, false)
+	case !free && me.Slots == 0 && r.lease.Token != 0 && r.lease.Session == me.Session && !r.lease.Revoked:
+		r.lease.Request = me.Request
+		if me.delay > 0 {
+			r.lease.LockDelayMillis = me.delay
+		}
+		if me.value != "" {
+			n.setValue(r, me.value)
+		}
+		return granted(r.lease.Token, true)
+	case !wait:
+		return n.tryAgain(me, free)
+	}
+	var q *naiveQueue
+	if me.Slots == 0 {
+		if free {
+			r = n.create(name, me.Partition)
+		}
+		q = &r.naiveQueue
+	} else if q = n.sems[name]; q == nil {
+		if old := n.gone[name]; old != nil {
+			n.endWaiters(old, n.over(old.partition), 1<<30)
+			n.tidy()
+		}
+		q = &naiveQueue{partition: me.Partition}
+		n.sems[name] = q
+	}
+	q.waiters = append(slices.Clone(q.waiters), me)
+	n.emit(WaiterEnqueued(me.Waiter))
+	if free {
+		if me.Slots > 0 {
+			r = n.create(target, me.Partition)
+		}
+		n.beginDelay(target, r, 0, me.delay)
+	}
+	return queued(len(q.waiters) - 1)
+}
+
+func (n *naive) tryAgain(me naiveWaiter, free bool) *pb.CommandResult {
+	b := &pb.BusyLease{Delayed: free}
+	if me.Slots == 0 && !free {
+		return n.busy(me.Resource)
+	}
+	if q := n.sems[me.Resource]; q != nil && me.Slots > 0 {
+		b.Waiters = uint32(len(q.waiters))
+	}
+	return busyResult(b)
+}
+
+func (n *naive) granted(name string, t fence.Token, slots uint32, repeated bool) *pb.CommandResult {
+	res := granted(t, repeated)
+	if slots > 0 {
+		res.GetAcquire().GetGranted().Resource = name
+	}
+	return res
+}
+
+// again answers a request that was seen before: it is open while it waits, or
+// while its grant is held.
+func (n *naive) again(p *naivePart, me naiveWaiter, wait bool) *pb.CommandResult {
+	asked := n.sessions[me.Session].asked[me.Request]
+	other := failed(errInvalid("", ""))
+	stale := failed(errStaleRequest(me.Request))
+	for _, q := range n.queues() {
+		for i, w := range q.waiters {
+			switch {
+			case w.Session != me.Session || w.Request != me.Request:
+			case w.Resource != me.Resource || w.Slots != me.Slots:
+				return other
+			case slices.ContainsFunc(sortedKeys(n.left), func(name string) bool { return q == &n.left[name].naiveQueue }),
+				slices.ContainsFunc(sortedKeys(n.gone), func(name string) bool { return q == n.gone[name] }):
+				return stale
+			default:
 				return queued(i)
 			}
 		}
 	}
-	for res, l := range n.leases {
-		if l.Session == me.Session && l.Request == me.Request {
-			switch {
-			case res != me.Resource:
-				return failed(errInvalid("", ""))
-			case l.Revoked:
-				return failed(errStaleRequest(me.Request))
+	for _, m := range []map[string]*naiveResource{n.res, n.left} {
+		for name, r := range m {
+			if l := r.lease; l.Token != 0 && l.Session == me.Session && l.Request == me.Request {
+				switch {
+				case asked != naiveAsked{me.Resource, me.Slots}:
+					return other
+				case l.Revoked || n.left[name] != nil:
+					return stale
+				}
+				return n.granted(name, l.Token, me.Slots, true)
 			}
-			return granted(l.Token, true)
 		}
 	}
-	if l, held := n.leases[me.Resource]; held && l.Session != me.Session && !wait {
-		return n.busy(me.Resource)
+	r, delayed := n.res[me.Resource], p.unsettled && me.delay > 0
+	switch {
+	case wait:
+	case me.Slots > 0:
+		if _, free := n.freeSlot(me.Resource, me.Slots); !free || delayed {
+			return n.tryAgain(me, free)
+		}
+	case r == nil && delayed, r != nil && (r.lease.Token != 0 && r.lease.Session != me.Session || r.delay.DelayMillis > 0):
+		return n.tryAgain(me, r == nil)
 	}
-	return failed(errStaleRequest(me.Request))
+	return stale
 }
 
 func (n *naive) cancel(c *pb.CancelCommand) *pb.CommandResult {
@@ -484,14 +935,14 @@ func (n *naive) cancel(c *pb.CancelCommand) *pb.CommandResult {
 		return failed(errInvalid("", ""))
 	}
 	res := &pb.CancelResult{}
-	for name, l := range n.leases {
-		if l.Session == c.GetSessionId() && l.Request == id && id >= s.lowest {
+	for name, r := range n.res {
+		if l := r.lease; l.Token != 0 && l.Session == c.GetSessionId() && l.Request == id && id >= s.lowest {
 			res.GrantedToken, res.Resource = uint64(l.Token), name
 		}
 	}
 	n.leave(c.GetSessionId(), func(r uint64) bool { return r == id }, errStaleRequest)
 	if _, seen := s.asked[id]; !seen {
-		s.asked[id] = ""
+		s.asked[id] = naiveAsked{}
 	}
 	return &pb.CommandResult{Kind: &pb.CommandResult_Cancel{Cancel: res}}
 }

@@ -37,11 +37,15 @@ func (m *Machine) adopt(c *pb.AdoptCommand) *pb.CommandResult {
 	}
 	if p.live() && epoch == p.epoch {
 		// The same epoch, leases and seq; a drain goes on.
-		m.emit(PartitionAdopted{Partition: p.name, Epoch: epoch, Resumed: true})
+		m.emit(PartitionAdopted{Partition: p.name, Epoch: epoch, Resumed: true, Unsettled: p.unsettled})
 		return &pb.CommandResult{}
 	}
+	// Before epoch 1 nobody owned the partition. An owner's own raise changes
+	// nothing: no other region owned it in between.
+	unsettled := m.level >= 2 && !c.GetPlanned() && epoch > 1
 	if p.live() {
 		if epoch == p.epoch+1 {
+			unsettled = p.unsettled
 			m.revokeAll(p)
 		} else {
 			m.dropEpoch(p, errLapsed(p.name))
@@ -49,8 +53,8 @@ func (m *Machine) adopt(c *pb.AdoptCommand) *pb.CommandResult {
 		p, _ = m.partitions.Get(p.name)
 	}
 	p = m.editPartition(p)
-	p.epoch, p.seq, p.phase = epoch, 0, phaseActive
-	m.emit(PartitionAdopted{Partition: p.name, Epoch: epoch})
+	p.epoch, p.seq, p.phase, p.successor, p.unsettled = epoch, 0, phaseActive, "", unsettled
+	m.emit(PartitionAdopted{Partition: p.name, Epoch: epoch, Unsettled: unsettled})
 	m.serveStalled(p.name)
 	return &pb.CommandResult{}
 }
@@ -105,26 +109,84 @@ func (m *Machine) drop(c *pb.DropCommand) *pb.CommandResult {
 	return &pb.CommandResult{} // dropped, perhaps before
 }
 
-// dropEpoch ends the live epoch with all its leases and waiters.
+// dropEpoch ends the live epoch with all its leases and waiters; told is for
+// those. From level 2 on they are removed by a sweep, and told by errOver.
 func (m *Machine) dropEpoch(p *partition, told *pb.ErrorDetail) {
 	p = m.editPartition(p)
-	p.phase, p.dropped = phaseAbsent, max(p.dropped, p.epoch)
+	p.phase, p.dropped, p.unsettled, p.successor = phaseAbsent, max(p.dropped, p.epoch), false, ""
 	m.emit(PartitionDropped{Partition: p.name, Epoch: p.epoch})
+	if m.level >= 2 {
+		m.startSweep()
+		return
+	}
 	for _, name := range m.resourcesOf(p.name) {
 		r, _ := m.resources.Get(name)
 		if r.token != 0 {
 			r = m.endLease(r, EndDropped)
 		}
-		for r.queue.Len() > 0 {
-			place, w, _ := r.queue.Min()
-			r = m.endWaiter(r, place, w, told)
-		}
+		_, r = m.endWaiters(r, told, MaxQueue)
 		m.discard(r)
 	}
 }
 
+// grants reports whether a lease may be granted or handed over.
+func (p *partition) grants() bool { return p.phase == phaseActive && p.seq < fence.MaxSeq }
+
+// liveEpoch returns a partition whose epoch is live here.
+func (m *Machine) liveEpoch(name string, epoch uint32) (*partition, *pb.ErrorDetail) {
+	p, ok := m.partitions.Get(name)
+	switch {
+	case !ok:
+		return nil, errUnknownPartition(name)
+	case !p.live():
+		return nil, m.errNotOwner(p)
+	case p.epoch != fence.Epoch(epoch):
+		return nil, errRefused(fmt.Sprintf("partition %q is at epoch %d, not %d", name, p.epoch, epoch))
+	}
+	return p, nil
+}
+
+// startDrain begins a planned transfer: from here on no grant and no hand-over
+// passes [F26], and all waiters are told where the partition goes; those of a
+// long queue in the next commands. The leases are the leader's to revoke.
+func (m *Machine) startDrain(c *pb.StartDrainCommand) *pb.CommandResult {
+	p, e := m.liveEpoch(c.GetPartition(), c.GetEpoch())
+	if e != nil {
+		return failed(e)
+	}
+	switch n := len(c.GetSuccessor()); {
+	case n == 0 || n > maxName || c.GetSuccessor() == m.region:
+		return failed(errInvalid("successor", fmt.Sprintf("name another region in 1 to %d bytes", maxName)))
+	case p.phase == phaseDraining && p.successor != c.GetSuccessor():
+		return failed(errRefused(fmt.Sprintf("partition %q drains to %q; abort that first", p.name, p.successor)))
+	case p.phase == phaseDraining:
+		return &pb.CommandResult{}
+	}
+	p = m.editPartition(p)
+	p.phase, p.successor = phaseDraining, c.GetSuccessor()
+	m.emit(PartitionDraining{Partition: p.name, Epoch: p.epoch, Successor: p.successor})
+	m.startSweep()
+	return &pb.CommandResult{}
+}
+
+// abortDrain makes a draining partition active again, at the same epoch, and
+// hands over what became free meanwhile.
+func (m *Machine) abortDrain(c *pb.AbortDrainCommand) *pb.CommandResult {
+	p, e := m.liveEpoch(c.GetPartition(), c.GetEpoch())
+	if e != nil {
+		return failed(e)
+	}
+	if p.phase == phaseDraining {
+		p = m.editPartition(p)
+		p.phase, p.successor = phaseActive, ""
+		m.emit(DrainAborted{Partition: p.name, Epoch: p.epoch})
+		m.serveStalled(p.name)
+	}
+	return &pb.CommandResult{}
+}
+
 // serveStalled hands over the resources of a partition whose queue could not
-// be served before.
+// be served before, and the free slots of its semaphores.
 func (m *Machine) serveStalled(partition string) {
 	var names []string
 	m.stalled.Scan(func(name string, _ struct{}) bool {
@@ -135,6 +197,16 @@ func (m *Machine) serveStalled(partition string) {
 	})
 	for _, name := range names {
 		m.handOver(name)
+	}
+	names = nil
+	m.semaphores.Scan(func(name string, s *semaphore) bool {
+		if s.queue.len() > 0 && s.partition == partition {
+			names = append(names, name)
+		}
+		return true
+	})
+	for _, name := range names {
+		m.serveSemaphore(name)
 	}
 }
 

@@ -15,7 +15,7 @@ func TestAdopt(t *testing.T) {
 	h := newHarness(t)
 	b := h.accept("p", euValue(3))
 	h.ok(cmdAdopt("p", 3, b))
-	h.wantEvents(PartitionAdopted{Partition: "p", Epoch: 3})
+	h.wantEvents(PartitionAdopted{Partition: "p", Epoch: 3, Unsettled: true})
 	p, _ := h.m.View().Partition("p")
 	if p.Epoch != 3 || p.Seq != 0 || p.Phase != phaseActive || !p.Live() {
 		t.Fatalf("%+v", p)
@@ -133,9 +133,9 @@ func TestH7AdoptOverALiveEpochEndsItsLeases(t *testing.T) {
 	h.own("p", 3)
 	h.wantEvents(
 		PartitionDropped{Partition: "p", Epoch: 1},
+		PartitionAdopted{Partition: "p", Epoch: 3, Unsettled: true},
 		LeaseEnded{Session: "a", Resource: "x", Partition: "p", Token: tok, Reason: EndDropped},
 		WaiterEnded{Session: "b", Request: 1, Resource: "x", Partition: "p", Error: errLapsed("p")},
-		PartitionAdopted{Partition: "p", Epoch: 3},
 	)
 	h.refusedAs(cmdDrop("p", 2), errRefused("")) // late, of an epoch in between
 	p, _ := h.m.View().Partition("p")

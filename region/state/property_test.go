@@ -26,7 +26,7 @@ func TestRandomCommands(t *testing.T) {
 		}
 		r.compareContent()
 		for _, old := range r.views {
-			if got := old.view.StateHash(); got != old.hash {
+			if got := old.view.r.fullHash(); got != old.hash {
 				t.Fatalf("the View at index %d changed", old.view.AppliedIndex())
 			}
 		}
@@ -48,9 +48,14 @@ type oldView struct {
 }
 
 func newRandomRun(t *rapid.T) *randomRun {
-	r := &randomRun{t: t, m: New(), n: newNaive(), o: newObserver(t)}
+	small := piece{removals: rapid.IntRange(1, 4).Draw(t, "removals"), looks: rapid.IntRange(1, 6).Draw(t, "looks")}
+	r := &randomRun{t: t, m: New(), n: newNaive(small), o: newObserver(t)}
+	r.m.piece = small
 	r.do(cmdInit("eu", testInc))
 	r.do(cmdConfigure(testConfiguration()))
+	if r.chance(80, "level 2") {
+		r.do(cmdRaise(2))
+	}
 	r.own("p", 1)
 	for i := range 4 {
 		r.do(cmdOpen(fmt.Sprintf("s%d", i)))
@@ -74,6 +79,9 @@ func (r *randomRun) do(c *pb.Command) *pb.CommandResult {
 		r.t.Fatalf("%v: %v", given, r.m.Poisoned())
 	}
 	r.o.observe(events)
+	if got, want := r.m.root.hash(r.m.sum), r.m.fullHash(); got != want {
+		r.t.Fatalf("%v: the hash kept, %x, differs from the content's, %x", given, got, want)
+	}
 	return got
 }
 
@@ -119,46 +127,44 @@ func (r *randomRun) chance(percent int, what string) bool {
 
 func (r *randomRun) step() {
 	var c *pb.Command
-	switch k := rapid.IntRange(0, 99).Draw(r.t, "kind"); {
+	switch k := rapid.IntRange(0, 119).Draw(r.t, "kind"); {
 	case k < 40:
 		c = r.acquire()
-	case k < 58:
+	case k < 54:
 		l := r.lease()
 		c = cmdRelease(l.Session, l.Resource, l.Token)
-	case k < 64:
+	case k < 59:
 		c = cmdCancel(r.session(), r.request())
-	case k < 68:
+	case k < 64:
 		l := r.lease()
 		c = cmdRevoke(l.Resource, l.Token, "random")
-	case k < 73:
+	case k < 70:
 		l := r.lease()
 		c = cmdEndRevocation(l.Resource, l.Token)
-	case k < 77:
+	case k < 74:
 		c = cmdOpen(r.session())
-	case k < 80:
+	case k < 76:
 		c = cmdClose(r.session())
-	case k < 83:
+	case k < 80:
 		c = cmdExpire(r.session(), r.session(), r.session())
-	case k < 89:
+	case k < 87:
 		r.global()
 		return
-	case k < 92:
+	case k < 90:
 		r.special()
 		return
-	case k < 94:
+	case k < 92:
 		c = pick(r, "admin", cmdPulse(), cmdBeginTerm(testTerm), cmdInit("eu", 1), cmdInit("us", 1), cmdConfigure(testConfiguration()),
 			cmdRecordVoters(voterRecord("w", rapid.Uint64Range(1, 2).Draw(r.t, "inc"), 1, rapid.Uint64Range(1, 9).Draw(r.t, "writes"))))
-	case k < 97:
-		restored, err := ReadSnapshot(strings.NewReader(string(write(r.t, r.m))))
-		if err != nil {
-			r.t.Fatalf("restore: %v", err)
-		}
-		r.m = restored
+	case k < 95:
+		r.restore()
+		return
+	case k < 98:
+		v := r.m.View()
+		r.views = append(r.views, oldView{v, v.r.fullHash()})
 		return
 	default:
-		v := r.m.View()
-		r.views = append(r.views, oldView{v, v.StateHash()})
-		return
+		c = r.second(k)
 	}
 	if r.chance(3, "wrong term") {
 		c.Term = testTerm - 1
@@ -168,13 +174,70 @@ func (r *randomRun) step() {
 	r.do(c)
 }
 
+// second draws a command of level 2.
+func (r *randomRun) second(k int) *pb.Command {
+	name := pick(r, "partition", "p", "q")
+	epoch := uint32(r.n.parts[name].epoch)
+	if r.chance(5, "other epoch") {
+		epoch++
+	}
+	switch {
+	case k < 101:
+		l := r.lease()
+		return cmdSetValue(l.Session, l.Resource, l.Token, pick(r, "value", "", "v1", "a longer one"))
+	case k < 104:
+		return cmdEndWait(r.session(), r.request())
+	case k < 109:
+		var all []Delay
+		for d := range r.m.View().Delays() {
+			all = append(all, d)
+		}
+		d := Delay{Resource: pick(r, "resource", "x", "qs#0")}
+		if len(all) > 0 && !r.chance(10, "no delay") {
+			d = pick(r, "delay", all...)
+		}
+		return cmdEndDelay(d.Resource, d.Token)
+	case k < 111:
+		return cmdSettle(name, epoch)
+	case k < 114:
+		return cmdDrain(name, epoch, pick(r, "successor", "us", "us", "us", "ap", "eu", ""))
+	case k < 117:
+		return cmdAbort(name, epoch)
+	default:
+		return cmdRaise(rapid.Uint32Range(1, 2).Draw(r.t, "level"))
+	}
+}
+
+func (r *randomRun) restore() {
+	restored, err := ReadSnapshot(strings.NewReader(string(write(r.t, r.m))))
+	if err != nil {
+		r.t.Fatalf("restore: %v", err)
+	}
+	if got, want := restored.View().StateHash(), r.m.View().StateHash(); got != want {
+		r.t.Fatalf("the hash is %x after a restore, %x before", got, want)
+	}
+	if got, want := restored.View().Counts(), r.m.View().Counts(); got != want {
+		r.t.Fatalf("%+v after a restore, %+v before", got, want)
+	}
+	restored.piece = r.m.piece
+	r.m = restored
+}
+
 func (r *randomRun) session() string { return pick(r, "session", "s0", "s1", "s2", "s3", "s4") }
 
 func (r *randomRun) request() uint64 { return rapid.Uint64Range(0, 40).Draw(r.t, "request") }
 
 func (r *randomRun) acquire() *pb.Command {
-	c := acquireCommand(r.session(), r.request(), pick(r, "resource", "x", "y", "z", "qx", "qy"), r.chance(60, "wait"))
+	c := acquireCommand(r.session(), r.request(), pick(r, "resource", "x", "y", "z", "qx", "qy", "s", "s", "qs", "s#0", "s#1", "qs#0"), r.chance(60, "wait"))
 	a := c.GetAcquire()
+	if a.GetResource() == "s" || a.GetResource() == "qs" {
+		a.Slots = rapid.Uint32Range(0, 3).Draw(r.t, "slots")
+	}
+	if r.chance(30, "terms") {
+		a.Value = []byte(pick(r, "value", "", "v2", "another"))
+		a.LockDelayMs = int64(pick(r, "lock delay", 0, 0, 1000, 60_000))
+		a.WaitMs = int64(pick(r, "wait time", 0, 5))
+	}
 	if r.chance(60, "rising id") {
 		// mostly as a client does it: the next id, sometimes the bound close below
 		if s := r.n.sessions[a.GetSessionId()]; s != nil {
@@ -225,7 +288,9 @@ func (r *randomRun) own(partition string, epoch fence.Epoch) {
 	b := r.do(cmdReserve(0)).GetReserved().GetBallot()
 	r.do(cmdPromise(partition, r.n.parts[partition].rec.Guard().Proto(), b))
 	r.do(cmdAccepted(partition, r.n.parts[partition].rec.Guard().Proto(), b, euValue(uint32(epoch))))
-	r.do(cmdAdopt(partition, uint32(epoch), b))
+	adopt := cmdAdopt(partition, uint32(epoch), b)
+	adopt.GetAdopt().Planned = r.n.level >= 2 && r.chance(30, "planned")
+	r.do(adopt)
 }
 
 // global is a step of the registers and of the partitions.
@@ -266,13 +331,18 @@ func (r *randomRun) special() {
 	mp = r.m.editPartition(mp)
 	switch rapid.IntRange(0, 2).Draw(r.t, "special") {
 	case 0:
+		if r.n.level >= 2 {
+			return // there is a command
+		}
 		mp.phase, p.phase = phaseDraining, phaseDraining
 	case 1:
 		p.seq = max(p.seq, fence.MaxSeq-1)
 		mp.seq = p.seq
 	case 2: // the operator clears an alarm
 		mp.record.Alarm, p.rec.Alarm = "", ""
+		mp.recordHash = recordHash(mp.record)
 	}
+	r.m.settleHashes()
 }
 
 // compareContent compares all that both keep.
@@ -280,11 +350,15 @@ func (r *randomRun) compareContent() {
 	v := r.m.View()
 	for p := range v.Partitions() {
 		n := r.n.parts[p.Name]
-		if p.Epoch != n.epoch || p.Seq != n.seq || p.Phase != n.phase || p.Dropped != n.dropped || !sameRecord(p.Register, n.rec) {
+		want := Partition{
+			Name: p.Name, Register: p.Register, Epoch: n.epoch, Seq: n.seq, Phase: n.phase, Dropped: n.dropped, Unsettled: n.unsettled, Successor: n.successor,
+		}
+		if p != want || !sameRecord(p.Register, n.rec) {
 			r.t.Fatalf("partition %+v, want %+v", p, n)
 		}
 	}
-	waiters, sessions := 0, 0
+	sessions := 0
+	waiting := 0
 	for s := range v.Sessions() {
 		n := r.n.sessions[s.ID]
 		if n == nil || s.LowestOpen != n.lowest || s.Closing != n.closing {
@@ -295,38 +369,71 @@ func (r *randomRun) compareContent() {
 			held++
 		}
 		for w := range v.SessionWaiters(s.ID) {
-			waiters++
-			if !slices.Contains(r.n.queues[w.Resource], w) {
+			waiting++
+			queue := v.Waiters(w.Resource)
+			if w.Slots > 0 {
+				queue = v.SemaphoreWaiters(w.Resource)
+			}
+			if !slices.Contains(slices.Collect(queue), w) {
 				r.t.Fatalf("waiter %+v is in no queue", w)
 			}
 		}
-		if held != s.Held {
+		if held != s.Held && !v.Sweeping() {
 			r.t.Fatalf("session %+v lists %d leases", s, held)
 		}
 		sessions++
 	}
-	leases := 0
-	for l := range v.Leases() {
-		leases++
-		want := r.n.leases[l.Resource]
-		want.Holder, want.Waiters = "client/"+want.Session, len(r.n.queues[l.Resource])
-		if l != want {
-			r.t.Fatalf("lease %+v, want %+v", l, want)
+	leases, delays, queued, bytes := 0, 0, 0, 0
+	for name, n := range r.n.res {
+		if n.lease.Token != 0 {
+			leases++
+			bytes += len(n.lease.Value)
+			want := n.lease
+			want.Holder, want.Waiters = "client/"+want.Session, len(n.waiters)
+			if l, _ := v.Lease(name); l != want {
+				r.t.Fatalf("lease %+v, want %+v", l, want)
+			}
+		}
+		if n.delay.DelayMillis != 0 {
+			delays++
+		}
+		if d, _ := v.Delay(name); d != n.delay {
+			r.t.Fatalf("delay %+v, want %+v", d, n.delay)
+		}
+		queued += r.sameQueue(name, slices.Collect(v.Waiters(name)), n.waiters)
+	}
+	for name, q := range r.n.sems {
+		queued += r.sameQueue(name, slices.Collect(v.SemaphoreWaiters(name)), q.waiters)
+	}
+	if n := len(slices.Collect(v.Leases())); n != leases || waiting != queued || len(slices.Collect(v.Delays())) != delays {
+		r.t.Fatalf("%d leases, %d waiters; want %d, %d", n, waiting, leases, queued)
+	}
+	for _, n := range r.n.left {
+		if n.lease.Token != 0 {
+			leases++
+			bytes += len(n.lease.Value)
+		}
+		if n.delay.DelayMillis != 0 {
+			delays++
 		}
 	}
-	queued := 0
-	for name, q := range r.n.queues {
-		queued += len(q)
-		if got := slices.Collect(v.Waiters(name)); !slices.Equal(got, q) && len(got)+len(q) > 0 {
-			r.t.Fatalf("queue of %s: %+v, want %+v", name, got, q)
+	queued = 0
+	for _, q := range r.n.queues() {
+		queued += len(q.waiters)
+		for _, w := range q.waiters {
+			bytes += len(w.value)
 		}
 	}
 	c := v.Counts()
-	if c.Leases != leases || leases != len(r.n.leases) || c.Waiters != queued || waiters != queued || c.Sessions != sessions || sessions != len(r.n.sessions) {
-		r.t.Fatalf("counts %+v; %d leases, %d waiters, %d sessions; want %d, %d, %d", c, leases, waiters, sessions, len(r.n.leases), queued, len(r.n.sessions))
+	want := Counts{
+		Sessions: len(r.n.sessions), Leases: leases, Waiters: queued, Resources: len(r.n.res) + len(r.n.left), Delays: delays,
+		Semaphores: c.Semaphores, ValueBytes: int64(bytes),
 	}
-	if v.BallotRound() != r.n.round {
-		r.t.Fatalf("round %d, want %d", v.BallotRound(), r.n.round)
+	if c != want || sessions != c.Sessions {
+		r.t.Fatalf("counts %+v; want %+v", c, want)
+	}
+	if v.BallotRound() != r.n.round || v.Level() != r.n.level || v.r.sweep != r.n.sweep {
+		r.t.Fatalf("round %d, level %d, sweep %+v; want %d, %d, %+v", v.BallotRound(), v.Level(), v.r.sweep, r.n.round, r.n.level, r.n.sweep)
 	}
 	for id, want := range r.n.voters {
 		if got, _ := v.Voter(id); got != want {
@@ -336,111 +443,15 @@ func (r *randomRun) compareContent() {
 	r.o.compare(v)
 }
 
+func (r *randomRun) sameQueue(name string, got []Waiter, want []naiveWaiter) int {
+	if !slices.EqualFunc(got, want, func(w Waiter, n naiveWaiter) bool { return w == n.Waiter }) {
+		r.t.Fatalf("queue of %s: %+v, want %+v", name, got, want)
+	}
+	return len(want)
+}
+
 func sameRecord(a, b register.Record) bool {
 	same := (a.Alarm == "") == (b.Alarm == "")
 	a.Alarm, b.Alarm = "", ""
 	return same && a == b
-}
-
-// observer knows only the events. It checks the invariants that no agreement
-// of two implementations can excuse.
-type observer struct {
-	t       *rapid.T
-	last    map[string]fence.Token
-	holders map[string]LeaseGranted
-	queues  map[string][]WaiterEnqueued
-	open    map[string]bool
-	live    map[string]fence.Epoch
-}
-
-func newObserver(t *rapid.T) *observer {
-	return &observer{
-		t: t, last: map[string]fence.Token{}, holders: map[string]LeaseGranted{}, queues: map[string][]WaiterEnqueued{},
-		open: map[string]bool{}, live: map[string]fence.Epoch{},
-	}
-}
-
-func (o *observer) observe(events []Event) {
-	for _, e := range events {
-		switch e := e.(type) {
-		case SessionOpened:
-			o.open[e.Session.ID] = true
-		case SessionClosed:
-			delete(o.open, e.ID)
-		case PartitionAdopted:
-			if !e.Resumed && e.Epoch <= o.last[e.Partition].Epoch() {
-				o.t.Fatalf("%+v: tokens were given in epoch %d before", e, o.last[e.Partition].Epoch())
-			}
-			o.live[e.Partition] = e.Epoch
-		case PartitionDropped:
-			delete(o.live, e.Partition)
-		case LeaseGranted:
-			o.granted(e)
-		case LeaseEnded:
-			if h, ok := o.holders[e.Resource]; !ok || h.Token != e.Token || h.Session != e.Session {
-				o.t.Fatalf("%+v ended what was not held", e)
-			}
-			delete(o.holders, e.Resource)
-		case WaiterEnqueued:
-			o.queues[e.Resource] = append(o.queues[e.Resource], e)
-		case WaiterEnded:
-			q := o.queues[e.Resource]
-			i := slices.Index(q, WaiterEnqueued{Session: e.Session, Request: e.Request, Resource: e.Resource, Partition: e.Partition})
-			if i < 0 {
-				o.t.Fatalf("%+v did not wait", e)
-			}
-			o.queues[e.Resource] = slices.Delete(q, i, i+1)
-		}
-	}
-}
-
-func (o *observer) granted(e LeaseGranted) {
-	if h, held := o.holders[e.Resource]; held {
-		o.t.Fatalf("%+v granted while %+v holds", e, h)
-	}
-	if e.Token <= o.last[e.Partition] {
-		o.t.Fatalf("token %v after %v: not rising [I2]", e.Token, o.last[e.Partition])
-	}
-	if epoch, ok := o.live[e.Partition]; !ok || epoch != e.Token.Epoch() {
-		o.t.Fatalf("%+v granted outside its live epoch [H7]", e)
-	}
-	if !o.open[e.Session] {
-		o.t.Fatalf("%+v granted to an ended session [F22]", e)
-	}
-	q := o.queues[e.Resource]
-	switch {
-	case !e.Offered && len(q) > 0:
-		o.t.Fatalf("%+v passed over %+v", e, q)
-	case e.Offered && (len(q) == 0 || q[0].Session != e.Session || q[0].Request != e.Request):
-		o.t.Fatalf("%+v offered out of turn: %+v", e, q)
-	case e.Offered:
-		o.queues[e.Resource] = q[1:]
-	}
-	o.last[e.Partition] = e.Token
-	o.holders[e.Resource] = e
-}
-
-// compare checks that who knows only the events knows the state.
-func (o *observer) compare(v View) {
-	n := 0
-	for l := range v.Leases() {
-		n++
-		if h := o.holders[l.Resource]; h.Token != l.Token || h.Session != l.Session {
-			o.t.Fatalf("lease %+v, the events say %+v", l, h)
-		}
-	}
-	waiting := 0
-	for name, q := range o.queues {
-		waiting += len(q)
-		i := 0
-		for w := range v.Waiters(name) {
-			if i >= len(q) || WaiterEnqueued(w) != q[i] {
-				o.t.Fatalf("queue of %s differs from the events", name)
-			}
-			i++
-		}
-	}
-	if n != len(o.holders) || waiting != v.Counts().Waiters {
-		o.t.Fatalf("%d leases and %d waiters, the events say %d and %d", n, v.Counts().Waiters, len(o.holders), waiting)
-	}
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 
 	"google.golang.org/protobuf/proto"
 
@@ -27,14 +28,16 @@ func ReadSnapshot(r io.Reader) (*Machine, error) {
 }
 
 type loader struct {
-	m   *Machine
-	in  io.Reader
-	buf bytes.Buffer
-	// The last session and resource read: both come in rising order.
-	lastSession, lastResource string
-	waits                     int
+	m      *Machine
+	in     io.Reader
+	buf    bytes.Buffer
+	format uint32
+	// The last session, resource and semaphore read: all come in rising order.
+	lastSession, lastResource, lastSemaphore string
+
+	waits, semaphores int
 	// stage is the kind of the last chunk: header, sessions, resources,
-	// footer come in this order.
+	// semaphores, footer come in this order.
 	stage int
 }
 
@@ -43,6 +46,7 @@ const (
 	stageHeader
 	stageSessions
 	stageResources
+	stageSemaphores
 	stageFooter
 )
 
@@ -108,10 +112,12 @@ func (l *loader) take(c *pb.SnapshotChunk) error {
 		stage = stageSessions
 	case *pb.SnapshotChunk_Resources:
 		stage = stageResources
+	case *pb.SnapshotChunk_Semaphores:
+		stage = stageSemaphores
 	case *pb.SnapshotChunk_Footer:
 		stage = stageFooter
 	}
-	repeats := stage == l.stage && (stage == stageSessions || stage == stageResources)
+	repeats := stage == l.stage && (stage == stageSessions || stage == stageResources || stage == stageSemaphores)
 	if stage == stageStart || l.stage == stageStart && stage != stageHeader || stage <= l.stage && !repeats {
 		return errors.New("chunks of an unknown kind or out of order")
 	}
@@ -134,6 +140,12 @@ func (l *loader) take(c *pb.SnapshotChunk) error {
 				return fmt.Errorf("resource %q: %w", r.GetName(), err)
 			}
 		}
+	case *pb.SnapshotChunk_Semaphores:
+		for _, s := range k.Semaphores.GetSemaphores() {
+			if err := l.semaphore(s); err != nil {
+				return fmt.Errorf("semaphore %q: %w", s.GetName(), err)
+			}
+		}
 	case *pb.SnapshotChunk_Footer:
 		return l.footer(k.Footer)
 	}
@@ -142,8 +154,8 @@ func (l *loader) take(c *pb.SnapshotChunk) error {
 
 func (l *loader) header(h *pb.SnapshotHeader) error {
 	m := l.m
-	if h.GetFormat() != snapshotFormat {
-		return fmt.Errorf("format %d: this version reads format %d", h.GetFormat(), snapshotFormat)
+	if err := l.level(h); err != nil {
+		return err
 	}
 	if (h.GetRegion() == "") != (h.GetIncarnation() == 0) || h.GetIncarnation() == 0 && h.GetConfiguration() != nil {
 		return errors.New("header: region, incarnation and configuration do not go together")
@@ -166,6 +178,7 @@ func (l *loader) header(h *pb.SnapshotHeader) error {
 		e := &partition{
 			gen: m.gen, name: p.GetName(), record: register.RecordOf(p.GetRegister()), epoch: fence.Epoch(p.GetEpoch()),
 			seq: fence.Seq(p.GetSeq()), phase: p.GetPhase(), dropped: fence.Epoch(p.GetDropped()),
+			unsettled: p.GetUnsettled(), successor: p.GetSuccessor(),
 		}
 		if _, ok := m.partitions.Get(e.name); !ok || e.name <= last {
 			return fmt.Errorf("partition %q: out of order or not in the configuration", e.name)
@@ -173,6 +186,9 @@ func (l *loader) header(h *pb.SnapshotHeader) error {
 		over := e.phase == phaseAbsent && e.dropped == e.epoch // or never adopted
 		if !over && !(e.live() && e.epoch > e.dropped) || e.epoch > fence.MaxEpoch {
 			return fmt.Errorf("partition %q: phase %v, epoch %d, dropped %d do not go together", e.name, e.phase, e.epoch, e.dropped)
+		}
+		if e.unsettled && (!e.live() || l.format < 2) || e.successor != "" && (e.phase != phaseDraining || l.format < 2) {
+			return fmt.Errorf("partition %q: unsettled or with a successor at phase %v", e.name, e.phase)
 		}
 		last = e.name
 		m.partitions.Set(e.name, e)
@@ -186,11 +202,38 @@ func (l *loader) header(h *pb.SnapshotHeader) error {
 	return nil
 }
 
+// level takes the format, and what only format 2 has in the header.
+func (l *loader) level(h *pb.SnapshotHeader) error {
+	w := h.GetSweep()
+	l.format = h.GetFormat()
+	switch l.format {
+	case 1:
+		if h.GetLevel() != 0 || w != nil {
+			return errors.New("header: fields that format 1 does not have")
+		}
+	case 2:
+		if h.GetLevel() < 2 || h.GetLevel() > MaxLevel {
+			return fmt.Errorf("header: feature level %d; this version knows 2 to %d in this format", h.GetLevel(), MaxLevel)
+		}
+		if w.GetPasses() > 2 || w != nil && w.GetPasses() == 0 {
+			return fmt.Errorf("header: a sweep of %d passes", w.GetPasses())
+		}
+		l.m.level = h.GetLevel()
+		l.m.sweep = sweep{passes: uint8(w.GetPasses()), semaphores: w.GetSemaphores(), at: w.GetAt()}
+	default:
+		return fmt.Errorf("format %d: this version reads formats 1 and 2", l.format)
+	}
+	return nil
+}
+
 func (l *loader) session(p *pb.SnapshotSession) error {
 	m := l.m
 	s := &session{
 		gen: m.gen, id: p.GetId(), secretHash: p.GetSecretHash(), ttlMillis: p.GetTtlMs(), identity: p.GetIdentity(),
-		labels: p.GetLabels(), lowest: p.GetLowestOpenRequest(), closing: p.GetClosing(),
+		labels: p.GetLabels(), lowest: p.GetLowestOpenRequest(), closing: p.GetClosing(), orderly: p.GetOrderly(),
+	}
+	if s.orderly && (!s.closing || l.format < 2) {
+		return errors.New("closed in an orderly way, and not closed")
 	}
 	if s.id <= l.lastSession || s.lowest == 0 {
 		return errors.New("out of order or without its lowest open request")
@@ -210,7 +253,11 @@ func (l *loader) session(p *pb.SnapshotSession) error {
 			return fmt.Errorf("request %d: out of order or not seen", q.GetRequestId())
 		}
 		end = q.GetRequestId()
-		s.open.Set(end, request{resource: q.GetResource(), token: fence.Token(q.GetToken())})
+		r := request{resource: q.GetResource(), token: fence.Token(q.GetToken()), slots: q.GetSlots()}
+		if _, _, slot := slotOf(r.resource); r.slots > 0 && (l.format < 2 || r.slots > MaxSlots || slot != (r.token != 0)) {
+			return fmt.Errorf("request %d: %d slots of %q do not go together", end, r.slots, r.resource)
+		}
+		s.open.Set(end, r)
 		if q.GetToken() == 0 {
 			s.waits++
 		}
@@ -228,9 +275,14 @@ func (l *loader) session(p *pb.SnapshotSession) error {
 
 func (l *loader) resource(p *pb.SnapshotResource) error {
 	m := l.m
+	if p.GetContinued() {
+		return l.moreWaiters(p)
+	}
 	r := &resource{
 		gen: m.gen, name: p.GetName(), partition: p.GetPartition(), session: p.GetSessionId(), token: fence.Token(p.GetToken()),
 		request: p.GetRequestId(), offered: p.GetOffered(), revoked: p.GetRevoked(), revokeReason: p.GetRevokeReason(),
+		value: string(p.GetValue()), lockDelay: p.GetLockDelayMs(), revision: p.GetRevision(), delay: p.GetDelayMs(),
+		delayToken: fence.Token(p.GetDelayToken()), epoch: fence.Epoch(p.GetEpoch()), slot: -1,
 	}
 	if r.name <= l.lastResource {
 		return errors.New("out of order")
@@ -239,46 +291,168 @@ func (l *loader) resource(p *pb.SnapshotResource) error {
 	if err := l.holder(r); err != nil {
 		return err
 	}
-	for _, w := range p.GetWaiters() {
-		s, ok := m.sessions.Get(w.GetSessionId())
-		if !ok {
-			return fmt.Errorf("waiter of session %q, which is not there", w.GetSessionId())
-		}
-		q, ok := s.open.Get(w.GetRequestId())
-		if !ok || q.token != 0 || q.place != 0 || q.resource != r.name {
-			return fmt.Errorf("waiter of session %q: its request %d does not wait here", s.id, w.GetRequestId())
-		}
-		r.nextPlace++
-		q.place = r.nextPlace
-		s.open.Set(w.GetRequestId(), q)
-		r.queue.Set(r.nextPlace, waiter{session: s.id, request: w.GetRequestId()})
-		m.waiting++
+	if err := l.resourceWaiters(r, p.GetWaiters()); err != nil {
+		return err
 	}
 	switch {
-	case r.token == 0 && r.queue.Len() == 0:
-		return errors.New("neither held nor waited for")
-	case r.token == 0:
-		m.stalled.Set(r.name, struct{}{})
-	default:
+	case r.token != 0:
 		m.leased++
+	case r.delay > 0:
+		m.delayed.Set(r.name, struct{}{})
+	case r.queue.len() == 0:
+		return errors.New("neither held nor waited for")
+	default:
+		m.stalled.Set(r.name, struct{}{})
 	}
+	m.valueBytes += int64(len(r.value))
 	m.resources.Set(r.name, r)
+	if base, slot, ok := slotOf(r.name); ok {
+		r.slot = int32(slot)
+		m.occupy(base, slot)
+	}
 	return nil
 }
 
-// holder checks a resource's partition and holder.
+// moreWaiters goes on with the queue of the resource before.
+func (l *loader) moreWaiters(p *pb.SnapshotResource) error {
+	r, ok := l.m.resources.Get(p.GetName())
+	only := &pb.SnapshotResource{Name: p.GetName(), Waiters: p.GetWaiters(), Continued: true}
+	if !ok || r.name != l.lastResource || l.format < 2 || r.queue.len() == 0 || len(p.GetWaiters()) == 0 || !proto.Equal(p, only) {
+		return errors.New("does not go on with the resource before it")
+	}
+	return l.resourceWaiters(r, p.GetWaiters())
+}
+
+func (l *loader) resourceWaiters(r *resource, waiters []*pb.SnapshotWaiter) error {
+	if len(waiters) > 0 && r.queue == nil {
+		r.queue = &queue{}
+	}
+	for _, w := range waiters {
+		if w.GetSlots() > 0 {
+			return fmt.Errorf("waiter of session %q: asks for slots, of no semaphore", w.GetSessionId())
+		}
+		if err := l.waiter(r.queue, r.name, w); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (l *loader) semaphore(p *pb.SnapshotSemaphore) error {
+	m := l.m
+	if p.GetContinued() {
+		s, ok := m.semaphores.Get(p.GetName())
+		if !ok || s.name != l.lastSemaphore || p.GetPartition() != "" || p.GetEpoch() != 0 || len(p.GetWaiters()) == 0 {
+			return errors.New("does not go on with the semaphore before it")
+		}
+		return l.slotWaiters(s, p.GetWaiters())
+	}
+	switch {
+	case l.format < 2:
+		return errors.New("format 1 has no semaphores")
+	case p.GetName() <= l.lastSemaphore:
+		return errors.New("out of order")
+	case strings.ContainsRune(p.GetName(), '#'):
+		return errors.New("the name has a slot's number")
+	case len(p.GetWaiters()) == 0:
+		return errors.New("nobody waits")
+	}
+	l.lastSemaphore = p.GetName()
+	l.semaphores++
+	if err := l.epoch(p.GetPartition(), fence.Epoch(p.GetEpoch())); err != nil {
+		return err
+	}
+	s := m.editSemaphore(p.GetName())
+	s.partition, s.epoch, s.queue = p.GetPartition(), fence.Epoch(p.GetEpoch()), &queue{}
+	return l.slotWaiters(s, p.GetWaiters())
+}
+
+func (l *loader) slotWaiters(s *semaphore, waiters []*pb.SnapshotWaiter) error {
+	for _, w := range waiters {
+		if w.GetSlots() == 0 {
+			return fmt.Errorf("waiter of session %q: asks for no slot", w.GetSessionId())
+		}
+		if err := l.waiter(s.queue, s.name, w); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// waiter takes a place of a queue.
+func (l *loader) waiter(to *queue, name string, p *pb.SnapshotWaiter) error {
+	s, ok := l.m.sessions.Get(p.GetSessionId())
+	if !ok {
+		return fmt.Errorf("waiter of session %q, which is not there", p.GetSessionId())
+	}
+	q, ok := s.open.Get(p.GetRequestId())
+	if !ok || q.token != 0 || q.place != 0 || q.resource != name || q.slots != p.GetSlots() {
+		return fmt.Errorf("waiter of session %q: its request %d does not wait here", s.id, p.GetRequestId())
+	}
+	t := terms{value: string(p.GetValue()), lockDelay: p.GetLockDelayMs(), waitMillis: p.GetWaitMs(), slots: p.GetSlots()}
+	switch {
+	case t == terms{}:
+	case l.format < 2, len(t.value) > MaxValue, t.lockDelay > MaxLockDelayMillis, t.waitMillis < 0, t.waitMillis > MaxWaitMillis:
+		return fmt.Errorf("waiter of session %q: its request %d names what no request may", s.id, p.GetRequestId())
+	}
+	w := waiter{session: s.id, request: p.GetRequestId()}
+	if t != (terms{}) {
+		w.terms = &t
+	}
+	q.place = to.push(w)
+	s.open.Set(w.request, q)
+	l.m.waiting++
+	l.m.valueBytes += int64(len(t.value))
+	return nil
+}
+
+// epoch checks that an entry's epoch is live, or dropped and being swept.
+func (l *loader) epoch(partition string, epoch fence.Epoch) error {
+	p, ok := l.m.partitions.Get(partition)
+	switch {
+	case !ok:
+		return fmt.Errorf("partition %q is not in the configuration", partition)
+	case epoch == 0 || epoch > p.epoch:
+		return fmt.Errorf("epoch %d was never live in partition %q", epoch, partition)
+	case (!p.live() || epoch <= p.dropped) && (l.m.sweep.passes == 0 || epoch > p.dropped):
+		return fmt.Errorf("epoch %d of partition %q is not live", epoch, partition)
+	}
+	return nil
+}
+
+// holder checks a resource's partition, epoch, holder and delay.
 func (l *loader) holder(r *resource) error {
 	p, ok := l.m.partitions.Get(r.partition)
-	if !ok || !p.live() {
-		return fmt.Errorf("partition %q is not live", r.partition)
+	if !ok {
+		return fmt.Errorf("partition %q is not in the configuration", r.partition)
+	}
+	if l.format < 2 {
+		if r.value != "" || r.lockDelay != 0 || r.revision != 0 || r.delay != 0 || r.delayToken != 0 || r.epoch != 0 {
+			return errors.New("fields that format 1 does not have")
+		}
+		if r.epoch = p.epoch; r.token != 0 {
+			r.epoch = r.token.Epoch()
+		}
+	}
+	if err := l.epoch(r.partition, r.epoch); err != nil {
+		return err
+	}
+	given := func(t fence.Token) bool {
+		return t.Epoch() > 0 && t.Seq() > 0 && (t.Epoch() < p.epoch || t.Epoch() == p.epoch && t.Seq() <= p.seq)
+	}
+	switch {
+	case len(r.value) > MaxValue, r.lockDelay > MaxLockDelayMillis, r.delay > MaxLockDelayMillis:
+		return errors.New("a value or a delay above the bounds")
+	case r.delay == 0 && r.delayToken != 0, r.delayToken != 0 && !given(r.delayToken):
+		return fmt.Errorf("a lock delay of token %v, which does not run", r.delayToken)
 	}
 	if r.token == 0 {
-		if r.session != "" || r.request != 0 || r.offered || r.revoked || r.revokeReason != "" {
+		if r.session != "" || r.request != 0 || r.offered || r.revoked || r.revokeReason != "" || r.value != "" || r.lockDelay != 0 || r.revision != 0 {
 			return errors.New("not held, and has a holder's marks")
 		}
 		return nil
 	}
-	if r.token.Epoch() > p.epoch || r.token.Epoch() == p.epoch && r.token.Seq() > p.seq || r.token.Seq() == 0 || r.token.Epoch() == 0 {
+	if !given(r.token) || r.token.Epoch() != r.epoch || r.delay != 0 {
 		return fmt.Errorf("token %v was never given by partition %q at epoch %d, seq %d", r.token, p.name, p.epoch, p.seq)
 	}
 	s, ok := l.m.sessions.Get(r.session)
@@ -295,6 +469,9 @@ func (l *loader) footer(f *pb.SnapshotFooter) error {
 		return fmt.Errorf("%d sessions and %d resources where the footer says %d and %d",
 			m.sessions.Len(), m.resources.Len(), f.GetSessions(), f.GetResources())
 	}
+	if f.GetSemaphores() != uint64(l.semaphores) {
+		return fmt.Errorf("%d semaphores where the footer says %d", l.semaphores, f.GetSemaphores())
+	}
 	if l.waits != m.waiting {
 		return fmt.Errorf("%d requests wait, with %d queue places", l.waits, m.waiting)
 	}
@@ -306,7 +483,13 @@ func (l *loader) footer(f *pb.SnapshotFooter) error {
 	if err != nil {
 		return err
 	}
-	if h := m.View().StateHash(); h != f.GetStateHash() {
+	m.settleHashes()
+	m.rehash()
+	h := m.hash(m.sum)
+	if l.format == 1 {
+		h = m.format1Hash()
+	}
+	if h != f.GetStateHash() {
 		return fmt.Errorf("the state's hash is %016x where the footer says %016x", h, f.GetStateHash())
 	}
 	return nil

@@ -32,8 +32,10 @@ func (m *Machine) openSession(c *pb.OpenSessionCommand) *pb.CommandResult {
 	}
 	s := &session{
 		gen: m.gen, id: c.GetSessionId(), secretHash: bytes.Clone(c.GetSecretHash()), ttlMillis: c.GetTtlMs(),
-		identity: c.GetIdentity(), labels: maps.Clone(c.GetLabels()), lowest: 1,
+		identity: c.GetIdentity(), labels: maps.Clone(c.GetLabels()), lowest: 1, dirty: true,
 	}
+	s.fixedHash = s.hashFixed()
+	m.dirtySessions = append(m.dirtySessions, s)
 	m.sessions.Set(s.id, s)
 	m.emit(SessionOpened{Session: s.export()})
 	return &pb.CommandResult{}
@@ -78,6 +80,10 @@ func (m *Machine) endSessions(ids []string, reason EndReason) {
 		if !ok {
 			continue
 		}
+		reason := reason
+		if s.orderly {
+			reason = EndClosed
+		}
 		for s.held.Len() > 0 && len(freed) < MaxRemovals {
 			name, _, _ := s.held.Min()
 			r, _ := m.resources.Get(name)
@@ -86,8 +92,7 @@ func (m *Machine) endSessions(ids []string, reason EndReason) {
 			s, _ = m.sessions.Get(id)
 		}
 		if s.held.Len() == 0 {
-			m.sessions.Delete(id)
-			m.closing.Delete(id)
+			m.removeSession(s)
 		}
 	}
 	for _, name := range freed {
@@ -99,6 +104,7 @@ func (m *Machine) endSessions(ids []string, reason EndReason) {
 func (m *Machine) closeSession(s *session, reason EndReason) {
 	s = m.editSession(s)
 	s.closing = true
+	s.orderly = reason == EndClosed && m.level >= 2
 	m.closing.Set(s.id, struct{}{})
 	m.emit(SessionClosed{ID: s.id, Reason: reason})
 	var waits []request
@@ -140,13 +146,39 @@ func (s *session) remember(id uint64) bool {
 	}
 	end := id
 	if next, ok := s.seen.Get(id + 1); ok { // 0 after the highest id: never there
-		s.seen.Delete(id + 1)
+		s.deleteSeen(id + 1)
 		end = next
 	} else if first == id && s.seen.Len() >= MaxSeenRanges {
 		return false
 	}
-	s.seen.Set(first, end)
+	s.setSeen(first, end)
 	return true
+}
+
+func (s *session) setSeen(first, last uint64) {
+	if old, ok := s.seen.Set(first, last); ok {
+		s.seenSum -= seenDigest(first, old)
+	}
+	s.seenSum += seenDigest(first, last)
+}
+
+func (s *session) deleteSeen(first uint64) {
+	if last, ok := s.seen.Delete(first); ok {
+		s.seenSum -= seenDigest(first, last)
+	}
+}
+
+func (s *session) setOpen(id uint64, q request) {
+	if old, ok := s.open.Set(id, q); ok {
+		s.openSum -= old.digest(id)
+	}
+	s.openSum += q.digest(id)
+}
+
+func (s *session) deleteOpen(id uint64) {
+	if q, ok := s.open.Delete(id); ok {
+		s.openSum -= q.digest(id)
+	}
 }
 
 // raiseLowest forgets all requests below lowest: they are refused from now on
@@ -162,9 +194,9 @@ func (m *Machine) raiseLowest(s *session, lowest uint64) *session {
 		if first >= lowest {
 			break
 		}
-		s.seen.Delete(first)
+		s.deleteSeen(first)
 		if last >= lowest {
-			s.seen.Set(lowest, last)
+			s.setSeen(lowest, last)
 		}
 	}
 	for s.open.Len() > 0 {
@@ -175,7 +207,7 @@ func (m *Machine) raiseLowest(s *session, lowest uint64) *session {
 		if q.token == 0 {
 			m.dequeue(q, errStaleRequest(id))
 		} else {
-			s.open.Delete(id)
+			s.deleteOpen(id)
 		}
 	}
 	return s

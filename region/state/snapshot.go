@@ -16,15 +16,19 @@ import (
 // A snapshot is the magic bytes and then chunks: the payload's length (4 bytes,
 // big endian), the CRC32C of length and payload (4 bytes), the payload, one
 // pb.SnapshotChunk. The first chunk is the header, then come the sessions by
-// id, the resources by name, and the footer, which says how many there were
-// and the state's hash. Nothing follows the footer.
+// id, the resources by name, the semaphores that have a queue by name, and the
+// footer, which says how many there were and the state's hash. Nothing follows
+// the footer.
+//
+// At feature level 1 format 1 is written, byte by byte as the version before
+// levels wrote it: its servers must be able to read it. Level 2 has format 2.
 
 const (
-	snapshotMagic  = "hlstate\n"
-	snapshotFormat = 1
+	snapshotMagic = "hlstate\n"
 	// chunkTarget is where a chunk is full, in bytes; chunkMax what a reader
-	// takes. A session or a resource is never split: the bounds of the state
-	// keep the largest under chunkMax.
+	// takes. A session is never split: the bounds of the state keep the largest
+	// under chunkMax. A queue may go on in the next chunk, from format 2 on:
+	// its values would not fit.
 	chunkTarget = 256 << 10
 	chunkMax    = 32 << 20
 )
@@ -45,47 +49,143 @@ func (v View) WriteSnapshot(w io.Writer) error {
 	}
 	sw.put(&pb.SnapshotChunk{Kind: &pb.SnapshotChunk_Header{Header: v.r.snapshotHeader()}})
 
-	var sessions pb.SnapshotSessions
-	size := 0
-	v.r.sessions.Scan(func(_ string, s *session) bool {
-		sessions.Sessions = recycled(sessions.Sessions)
-		s.snapshot(sessions.Sessions[len(sessions.Sessions)-1])
-		if size += s.size(); size >= chunkTarget {
-			sw.put(&pb.SnapshotChunk{Kind: &pb.SnapshotChunk_Sessions{Sessions: &sessions}})
-			sessions.Sessions, size = sessions.Sessions[:0], 0
-		}
-		return sw.err == nil
-	})
-	if len(sessions.Sessions) > 0 {
-		sw.put(&pb.SnapshotChunk{Kind: &pb.SnapshotChunk_Sessions{Sessions: &sessions}})
-	}
-
-	var resources pb.SnapshotResources
-	size = 0
-	v.r.resources.Scan(func(_ string, r *resource) bool {
-		resources.Resources = recycled(resources.Resources)
-		r.snapshot(resources.Resources[len(resources.Resources)-1])
-		if size += r.size(); size >= chunkTarget {
-			sw.put(&pb.SnapshotChunk{Kind: &pb.SnapshotChunk_Resources{Resources: &resources}})
-			resources.Resources, size = resources.Resources[:0], 0
-		}
-		return sw.err == nil
-	})
-	if len(resources.Resources) > 0 {
-		sw.put(&pb.SnapshotChunk{Kind: &pb.SnapshotChunk_Resources{Resources: &resources}})
-	}
+	sw.sessions(v.r)
+	sw.resources(v.r)
+	sw.semaphores(v.r)
 	if sw.err == nil {
-		sw.put(&pb.SnapshotChunk{Kind: &pb.SnapshotChunk_Footer{Footer: &pb.SnapshotFooter{
-			Sessions: uint64(v.r.sessions.Len()), Resources: uint64(v.r.resources.Len()), StateHash: v.StateHash(),
-		}}})
+		sw.put(&pb.SnapshotChunk{Kind: &pb.SnapshotChunk_Footer{Footer: v.r.footer()}})
 	}
 	return sw.err
+}
+
+// format of the snapshot that the feature level allows.
+func (r *root) format() uint32 {
+	if r.level < 2 {
+		return 1
+	}
+	return 2
+}
+
+func (r *root) footer() *pb.SnapshotFooter {
+	f := &pb.SnapshotFooter{Sessions: uint64(r.sessions.Len()), Resources: uint64(r.resources.Len())}
+	if r.format() == 1 {
+		f.StateHash = r.format1Hash()
+		return f
+	}
+	f.StateHash, f.Semaphores = r.hash(r.sum), uint64(r.queuedSemaphores())
+	return f
+}
+
+// queuedSemaphores counts the semaphores that have a queue.
+func (r *root) queuedSemaphores() (n int) {
+	r.semaphores.Scan(func(_ string, s *semaphore) bool {
+		if s.queue.len() > 0 {
+			n++
+		}
+		return true
+	})
+	return n
 }
 
 type snapshotWriter struct {
 	w   io.Writer
 	buf []byte
 	err error
+}
+
+func (sw *snapshotWriter) sessions(r *root) {
+	var chunk pb.SnapshotSessions
+	size := 0
+	flush := func() {
+		if len(chunk.Sessions) > 0 {
+			sw.put(&pb.SnapshotChunk{Kind: &pb.SnapshotChunk_Sessions{Sessions: &chunk}})
+			chunk.Sessions, size = chunk.Sessions[:0], 0
+		}
+	}
+	r.sessions.Scan(func(_ string, s *session) bool {
+		chunk.Sessions = recycled(chunk.Sessions)
+		s.snapshot(chunk.Sessions[len(chunk.Sessions)-1])
+		if size += s.size(); size >= chunkTarget {
+			flush()
+		}
+		return sw.err == nil
+	})
+	flush()
+}
+
+func (sw *snapshotWriter) resources(r *root) {
+	var chunk pb.SnapshotResources
+	size := 0
+	flush := func() {
+		if len(chunk.Resources) > 0 {
+			sw.put(&pb.SnapshotChunk{Kind: &pb.SnapshotChunk_Resources{Resources: &chunk}})
+			chunk.Resources, size = chunk.Resources[:0], 0
+		}
+	}
+	add := func() *pb.SnapshotResource {
+		chunk.Resources = recycled(chunk.Resources)
+		return chunk.Resources[len(chunk.Resources)-1]
+	}
+	split := r.format() > 1
+	r.resources.Scan(func(_ string, e *resource) bool {
+		p := add()
+		e.snapshot(p, split)
+		size += e.size()
+		e.queue.scan(func(_ uint64, w waiter) bool {
+			if split && len(p.Waiters) > 0 && size >= chunkTarget {
+				flush()
+				p = add()
+				(&resource{name: e.name}).snapshot(p, false)
+				p.Continued = true
+			}
+			p.Waiters = w.snapshot(p.Waiters)
+			size += w.size()
+			return sw.err == nil
+		})
+		if size >= chunkTarget {
+			flush()
+		}
+		return sw.err == nil
+	})
+	flush()
+}
+
+func (sw *snapshotWriter) semaphores(r *root) {
+	var chunk pb.SnapshotSemaphores
+	size := 0
+	flush := func() {
+		if len(chunk.Semaphores) > 0 {
+			sw.put(&pb.SnapshotChunk{Kind: &pb.SnapshotChunk_Semaphores{Semaphores: &chunk}})
+			chunk.Semaphores, size = chunk.Semaphores[:0], 0
+		}
+	}
+	add := func() *pb.SnapshotSemaphore {
+		chunk.Semaphores = recycled(chunk.Semaphores)
+		return chunk.Semaphores[len(chunk.Semaphores)-1]
+	}
+	r.semaphores.Scan(func(_ string, e *semaphore) bool {
+		if e.queue.len() == 0 {
+			return true // known from the slots' resources
+		}
+		p := add()
+		p.Name, p.Partition, p.Epoch, p.Waiters, p.Continued = e.name, e.partition, uint32(e.epoch), p.Waiters[:0], false
+		size += 64 + len(e.name) + len(e.partition)
+		e.queue.scan(func(_ uint64, w waiter) bool {
+			if len(p.Waiters) > 0 && size >= chunkTarget {
+				flush()
+				p = add()
+				p.Name, p.Partition, p.Epoch, p.Waiters, p.Continued = e.name, "", 0, p.Waiters[:0], true
+			}
+			p.Waiters = w.snapshot(p.Waiters)
+			size += w.size()
+			return sw.err == nil
+		})
+		if size >= chunkTarget {
+			flush()
+		}
+		return sw.err == nil
+	})
+	flush()
 }
 
 func (s *snapshotWriter) put(c *pb.SnapshotChunk) {
@@ -119,8 +219,14 @@ func checksum(length, payload []byte) uint32 {
 
 func (r *root) snapshotHeader() *pb.SnapshotHeader {
 	h := &pb.SnapshotHeader{
-		Format: snapshotFormat, Region: r.region, Incarnation: uint64(r.incarnation), Configuration: r.configuration,
+		Format: r.format(), Region: r.region, Incarnation: uint64(r.incarnation), Configuration: r.configuration,
 		BallotRound: r.ballotRound, AppliedIndex: r.applied, PulseIndex: r.pulse,
+	}
+	if r.format() > 1 {
+		h.Level = r.level
+		if r.sweep.passes > 0 {
+			h.Sweep = &pb.SnapshotSweep{Passes: uint32(r.sweep.passes), Semaphores: r.sweep.semaphores, At: r.sweep.at}
+		}
 	}
 	if r.configRegister != (config.Register{}) {
 		h.ConfigRegister = r.configRegister.Proto()
@@ -128,7 +234,7 @@ func (r *root) snapshotHeader() *pb.SnapshotHeader {
 	r.partitions.Scan(func(_ string, p *partition) bool {
 		h.Partitions = append(h.Partitions, &pb.SnapshotPartition{
 			Name: p.name, Register: p.record.Proto(), Epoch: uint32(p.epoch), Seq: uint32(p.seq),
-			Phase: p.phase, Dropped: uint32(p.dropped),
+			Phase: p.phase, Dropped: uint32(p.dropped), Unsettled: p.unsettled, Successor: p.successor,
 		})
 		return true
 	})
@@ -155,12 +261,12 @@ func recycled[T any](msgs []*T) []*T {
 
 func (s *session) snapshot(p *pb.SnapshotSession) {
 	p.Id, p.SecretHash, p.TtlMs, p.Identity, p.Labels = s.id, s.secretHash, s.ttlMillis, s.identity, s.labels
-	p.LowestOpenRequest, p.Closing = s.lowest, s.closing
+	p.LowestOpenRequest, p.Closing, p.Orderly = s.lowest, s.closing, s.orderly
 	p.Requests, p.Seen = p.Requests[:0], p.Seen[:0]
 	s.open.Scan(func(id uint64, q request) bool {
 		p.Requests = recycled(p.Requests)
 		r := p.Requests[len(p.Requests)-1]
-		r.RequestId, r.Resource, r.Token = id, q.resource, uint64(q.token)
+		r.RequestId, r.Resource, r.Token, r.Slots = id, q.resource, uint64(q.token), q.slots
 		return true
 	})
 	s.seen.Scan(func(first, last uint64) bool {
@@ -180,18 +286,28 @@ func (s *session) size() int {
 	return n
 }
 
-func (r *resource) snapshot(p *pb.SnapshotResource) {
+// snapshot sets all of p but the waiters. epoch is not part of format 1.
+func (r *resource) snapshot(p *pb.SnapshotResource, epoch bool) {
 	p.Name, p.Partition, p.SessionId, p.Token, p.RequestId = r.name, r.partition, r.session, uint64(r.token), r.request
 	p.Offered, p.Revoked, p.RevokeReason = r.offered, r.revoked, r.revokeReason
-	p.Waiters = p.Waiters[:0]
-	r.queue.Scan(func(_ uint64, w waiter) bool {
-		p.Waiters = recycled(p.Waiters)
-		e := p.Waiters[len(p.Waiters)-1]
-		e.SessionId, e.RequestId = w.session, w.request
-		return true
-	})
+	p.LockDelayMs, p.Revision, p.DelayMs, p.DelayToken = r.lockDelay, r.revision, r.delay, uint64(r.delayToken)
+	p.Value, p.Epoch, p.Continued, p.Waiters = append(p.Value[:0], r.value...), 0, false, p.Waiters[:0]
+	if epoch {
+		p.Epoch = uint32(r.epoch)
+	}
 }
 
+// size is about how many bytes the resource takes in a chunk, without waiters.
 func (r *resource) size() int {
-	return 64 + len(r.name) + len(r.partition) + len(r.session) + len(r.revokeReason) + 64*r.queue.Len()
+	return 64 + len(r.name) + len(r.partition) + len(r.session) + len(r.revokeReason) + len(r.value)
 }
+
+func (w waiter) snapshot(to []*pb.SnapshotWaiter) []*pb.SnapshotWaiter {
+	to = recycled(to)
+	p, t := to[len(to)-1], w.the()
+	p.SessionId, p.RequestId, p.Value = w.session, w.request, append(p.Value[:0], t.value...)
+	p.LockDelayMs, p.WaitMs, p.Slots = t.lockDelay, t.waitMillis, t.slots
+	return to
+}
+
+func (w waiter) size() int { return 64 + len(w.the().value) }

@@ -30,6 +30,12 @@ func hasUnknownFields(cmd *pb.Command) bool {
 		flat = k.Revoke
 	case *pb.Command_EndRevocation:
 		flat = k.EndRevocation
+	case *pb.Command_SetValue:
+		flat = k.SetValue
+	case *pb.Command_EndWait:
+		flat = k.EndWait
+	case *pb.Command_EndDelay:
+		flat = k.EndDelay
 	default:
 		return unknownWithin(cmd.ProtoReflect())
 	}

@@ -138,6 +138,14 @@ func (v View) Incarnation() register.Incarnation { return v.r.incarnation }
 // must not be changed.
 func (v View) Configuration() *pb.ClusterConfiguration { return v.r.configuration }
 
+// Level is the feature level.
+func (v View) Level() uint32 { return v.r.level }
+
+// Sweeping reports whether parts of a dropped or draining partition are still
+// to be removed: each command removes some. A leader that wants it done sooner
+// proposes the Drop again, or any command.
+func (v View) Sweeping() bool { return v.r.sweep.passes > 0 }
+
 // BallotRound is the highest round reserved.
 func (v View) BallotRound() uint64 { return v.r.ballotRound }
 
@@ -152,6 +160,7 @@ func (v View) Counts() Counts {
 	return Counts{
 		Sessions: v.r.sessions.Len(), Leases: v.r.leased, Waiters: v.r.waiting,
 		Resources: v.r.resources.Len(), Closing: v.r.closing.Len(),
+		Delays: v.r.delayed.Len(), Semaphores: v.r.semaphores.Len(), ValueBytes: v.r.valueBytes,
 	}
 }
 
@@ -216,19 +225,20 @@ func (v View) SessionWaiters(id string) iter.Seq[Waiter] {
 		if !ok {
 			return
 		}
-		s.open.Scan(func(req uint64, q request) bool {
+		s.open.Scan(func(_ uint64, q request) bool {
 			if q.token != 0 {
 				return true
 			}
-			r, ok := v.r.resources.Get(q.resource)
-			return !ok || yield(Waiter{Session: id, Request: req, Resource: r.name, Partition: r.partition})
+			queue, partition := v.r.queueOf(q)
+			w, ok := queue.get(q.place)
+			return !ok || yield(w.export(q.resource, partition))
 		})
 	}
 }
 
 // Lease returns who holds a resource.
 func (v View) Lease(name string) (Lease, bool) {
-	r, ok := v.r.resources.Get(name)
+	r, ok := v.r.lookup(name)
 	if !ok || r.token == 0 {
 		return Lease{}, false
 	}
@@ -238,8 +248,29 @@ func (v View) Lease(name string) (Lease, bool) {
 // Leases yields all leases, by resource.
 func (v View) Leases() iter.Seq[Lease] {
 	return func(yield func(Lease) bool) {
-		v.r.resources.Scan(func(_ string, r *resource) bool { return r.token == 0 || yield(v.r.lease(r)) })
+		v.r.resources.Scan(func(_ string, r *resource) bool {
+			return r.token == 0 || v.r.stale(r) || yield(v.r.lease(r))
+		})
 	}
+}
+
+// Delays yields the running lock delays, by resource.
+func (v View) Delays() iter.Seq[Delay] {
+	return func(yield func(Delay) bool) {
+		v.r.delayed.Scan(func(name string, _ struct{}) bool {
+			d, ok := v.Delay(name)
+			return !ok || yield(d)
+		})
+	}
+}
+
+// Delay returns the lock delay that runs on a resource.
+func (v View) Delay(name string) (Delay, bool) {
+	r, ok := v.r.lookup(name)
+	if !ok || r.delay == 0 {
+		return Delay{}, false
+	}
+	return Delay{Resource: r.name, Partition: r.partition, Token: r.delayToken, DelayMillis: int64(r.delay)}, true
 }
 
 // ListLeases returns up to limit leases whose resource begins with prefix and
@@ -250,7 +281,7 @@ func (v View) ListLeases(prefix, after string, limit int) (page []Lease, next st
 		switch {
 		case !strings.HasPrefix(name, prefix):
 			return false
-		case name == after && after != "", r.token == 0:
+		case name == after && after != "", r.token == 0, v.r.stale(r):
 			return true
 		case len(page) >= limit:
 			if len(page) > 0 {
@@ -267,13 +298,19 @@ func (v View) ListLeases(prefix, after string, limit int) (page []Lease, next st
 // Waiters yields a resource's queue, first come first.
 func (v View) Waiters(name string) iter.Seq[Waiter] {
 	return func(yield func(Waiter) bool) {
-		r, ok := v.r.resources.Get(name)
-		if !ok {
-			return
+		if r, ok := v.r.lookup(name); ok {
+			r.queue.scan(func(_ uint64, w waiter) bool { return yield(w.export(r.name, r.partition)) })
 		}
-		r.queue.Scan(func(_ uint64, w waiter) bool {
-			return yield(Waiter{Session: w.session, Request: w.request, Resource: r.name, Partition: r.partition})
-		})
+	}
+}
+
+// SemaphoreWaiters yields the queue of requests for any slot of a semaphore,
+// first come first. The name is without a slot.
+func (v View) SemaphoreWaiters(name string) iter.Seq[Waiter] {
+	return func(yield func(Waiter) bool) {
+		if s, ok := v.r.semaphores.Get(name); ok && !v.r.staleSemaphore(s) {
+			s.queue.scan(func(_ uint64, w waiter) bool { return yield(w.export(s.name, s.partition)) })
+		}
 	}
 }
 
@@ -288,7 +325,10 @@ func (v View) Voters() iter.Seq[VoterRecord] {
 }
 
 func (p *partition) export() Partition {
-	return Partition{Name: p.name, Register: p.record, Epoch: p.epoch, Seq: p.seq, Phase: p.phase, Dropped: p.dropped}
+	return Partition{
+		Name: p.name, Register: p.record, Epoch: p.epoch, Seq: p.seq, Phase: p.phase, Dropped: p.dropped,
+		Unsettled: p.unsettled, Successor: p.successor,
+	}
 }
 
 func (s *session) export() Session {
@@ -299,12 +339,25 @@ func (s *session) export() Session {
 }
 
 func (r *root) lease(e *resource) Lease {
-	l := Lease{
+	return Lease{
 		Resource: e.name, Partition: e.partition, Session: e.session, Token: e.token, Request: e.request,
-		Offered: e.offered, Revoked: e.revoked, RevokeReason: e.revokeReason, Waiters: e.queue.Len(),
+		Offered: e.offered, Revoked: e.revoked, RevokeReason: e.revokeReason, Waiters: e.queue.len(),
+		Holder: r.identity(e.session), Value: e.value, LockDelayMillis: int64(e.lockDelay), Revision: e.revision,
 	}
-	if s, ok := r.sessions.Get(e.session); ok {
-		l.Holder = s.identity
+}
+
+// identity of a session's client, or "".
+func (r *root) identity(session string) string {
+	if s, ok := r.sessions.Get(session); ok {
+		return s.identity
 	}
-	return l
+	return ""
+}
+
+func (w waiter) export(resource, partition string) Waiter {
+	out := Waiter{Session: w.session, Request: w.request, Resource: resource, Partition: partition}
+	if t := w.terms; t != nil {
+		out.Slots, out.WaitMillis = t.slots, t.waitMillis
+	}
+	return out
 }

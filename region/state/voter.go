@@ -82,7 +82,7 @@ func (m *Machine) update(p *partition, c register.Change) bool {
 		return false
 	}
 	p = m.editPartition(p)
-	p.record = rec
+	p.record, p.recordHash = rec, recordHash(rec)
 	m.emit(RegisterChanged{Partition: p.name, Record: rec})
 	return true
 }
@@ -120,7 +120,10 @@ func (m *Machine) recordVoters(c *pb.RecordVotersCommand) *pb.CommandResult {
 		if old, ok := m.voters.Get(r.ID); ok && old.Incarnation == r.Incarnation {
 			r.Writes = max(r.Writes, old.Writes)
 		}
-		m.voters.Set(r.ID, r)
+		if old, ok := m.voters.Set(r.ID, r); ok {
+			m.sum -= old.digest()
+		}
+		m.sum += r.digest()
 	}
 	return &pb.CommandResult{}
 }

@@ -123,6 +123,7 @@ func newGroup(t *testing.T, v verdicts) *group {
 	for _, cmd := range []*pb.Command{
 		{Kind: &pb.Command_InitRegion{InitRegion: &pb.InitRegionCommand{Region: "eu", Incarnation: own}}},
 		{Kind: &pb.Command_Configure{Configure: &pb.ConfigureCommand{Configuration: conf()}}},
+		{Kind: &pb.Command_RaiseLevel{RaiseLevel: &pb.RaiseLevelCommand{Level: state.MaxLevel}}},
 	} {
 		if res := g.apply(cmd); res.GetError() != nil {
 			t.Fatal(res)
