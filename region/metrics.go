@@ -237,7 +237,7 @@ func (v *voters) meter(id string) *voterMeter {
 	return m
 }
 
-func (v *voters) Voter(id string) campaignrun.Voter {
+func (v *voters) Voter(id string) campaignrun.RemoteVoter {
 	in := v.Voters.Voter(id)
 	if in == nil {
 		return nil
@@ -246,7 +246,7 @@ func (v *voters) Voter(id string) campaignrun.Voter {
 }
 
 type meteredVoter struct {
-	in campaignrun.Voter
+	in campaignrun.RemoteVoter
 	m  *voterMeter
 }
 
@@ -255,6 +255,10 @@ func (v meteredVoter) Prepare(ctx context.Context, req *pb.PrepareRequest) (*pb.
 	res, err := v.in.Prepare(ctx, req)
 	v.m.asked(v.m.prepare, started, err)
 	return res, err
+}
+
+func (v meteredVoter) Configure(ctx context.Context, req *pb.ConfigureRequest) (*pb.ConfigureResponse, error) {
+	return v.in.Configure(ctx, req)
 }
 
 func (v meteredVoter) Accept(ctx context.Context, req *pb.AcceptRequest) (*pb.AcceptResponse, error) {

@@ -41,6 +41,10 @@
 // from the T0 of the newest complete round for D·(1-ρ)/(1+ρ), D being the
 // value's. A round is complete only with the own vote in its majority [H2].
 //
+// Under a newer configuration the Leader goes on: what it holds runs to its
+// end, what it has proposed is sent again at the same ballot, and the counts of
+// answers start again ([Leader.Reconfigure]).
+//
 // # What the caller must do
 //
 // One Leader belongs to one term of one leader and is made from the state

@@ -67,6 +67,7 @@ const (
 	Lapses                = "headlease_lapses_total"
 	Renewals              = "headlease_head_lease_renewals_total"
 	VotesAskedTime        = "headlease_votes_asked_seconds"
+	VotesNotCounted       = "headlease_votes_not_counted_total"
 	VotesAskedFailures    = "headlease_votes_asked_failures_total"
 
 	// A voter, region or witness.

@@ -10,9 +10,12 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/headlease/headlease/fence"
 	"github.com/headlease/headlease/global/campaign"
+	"github.com/headlease/headlease/global/config"
 	"github.com/headlease/headlease/global/register"
 	"github.com/headlease/headlease/internal/clock"
 	"github.com/headlease/headlease/internal/instant"
@@ -92,7 +95,35 @@ func start(t *testing.T) *rig {
 	})
 	r.must(&pb.Command{Kind: &pb.Command_InitRegion{InitRegion: &pb.InitRegionCommand{Region: "eu", Incarnation: own}}})
 	r.must(&pb.Command{Kind: &pb.Command_Configure{Configure: &pb.ConfigureCommand{Configuration: conf}}})
+	r.each(func(w *witness) { w.conf = conf })
 	return r
+}
+
+// Configure stores a decided configuration.
+func (w *witness) Configure(_ context.Context, req *pb.ConfigureRequest) (*pb.ConfigureResponse, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	next, stored, err := config.Voter{Decided: w.conf}.Learn(&pb.Voter{Id: w.id, Incarnation: w.incarnation}, req.GetConfiguration())
+	if err != nil {
+		return nil, err
+	}
+	w.conf = next.Decided
+	return &pb.ConfigureResponse{Already: !stored, Version: w.conf.GetVersion()}, nil
+}
+
+// check refuses what is of another version, as the services do; w.mu is held.
+func (w *witness) check(h *pb.VoteHeader) error {
+	err := config.CheckHeader(w.conf, h)
+	var version *config.VersionError
+	if errors.As(err, &version) {
+		st, _ := status.New(codes.FailedPrecondition, err.Error()).WithDetails(version.Proto())
+		return st.Err()
+	}
+	if errors.Is(err, config.ErrUninitialised) {
+		st, _ := status.New(codes.FailedPrecondition, err.Error()).WithDetails(&pb.ErrorDetail{Kind: &pb.ErrorDetail_Uninitialised{Uninitialised: &pb.Uninitialised{}}})
+		return st.Err()
+	}
+	return err
 }
 
 type healthy struct{}
@@ -180,7 +211,7 @@ func (r *rig) View() state.View {
 	return r.machine.View()
 }
 
-func (r *rig) Voter(id string) Voter {
+func (r *rig) Voter(id string) RemoteVoter {
 	if w, ok := r.witnesses[id]; ok {
 		return w
 	}
@@ -229,6 +260,7 @@ type witness struct {
 	writes      uint64
 	regs        map[string]register.Register
 	asked       int
+	conf        *pb.ClusterConfiguration
 	script      func(ctx context.Context, st *pb.VoterState) error
 }
 
@@ -283,7 +315,12 @@ func (w *witness) send(ctx context.Context, st *pb.VoterState) error {
 
 func (w *witness) Prepare(ctx context.Context, req *pb.PrepareRequest) (*pb.PrepareResponse, error) {
 	res := &pb.PrepareResponse{}
+	var refused error
 	w.set(func() {
+		if refused = w.check(req.GetHeader()); refused != nil {
+			w.asked++
+			return
+		}
 		for _, p := range req.GetPartitions() {
 			dec := w.regs[p].Prepare(w.clock.Now(), register.PrepareInput{
 				Candidate: register.CandidateOf(req.GetHeader()), Ballot: register.BallotOf(req.GetBallot()), Dry: req.GetDry(), Verdict: register.VerdictUnknown,
@@ -295,12 +332,20 @@ func (w *witness) Prepare(ctx context.Context, req *pb.PrepareRequest) (*pb.Prep
 		}
 		res.State = w.answer(req.GetHeader())
 	})
+	if refused != nil {
+		return nil, refused
+	}
 	return res, w.send(ctx, res.GetState())
 }
 
 func (w *witness) Accept(ctx context.Context, req *pb.AcceptRequest) (*pb.AcceptResponse, error) {
 	res := &pb.AcceptResponse{}
+	var refused error
 	w.set(func() {
+		if refused = w.check(req.GetHeader()); refused != nil {
+			w.asked++
+			return
+		}
 		for _, it := range req.GetItems() {
 			p, b, v := it.GetPartition(), register.BallotOf(it.GetBallot()), register.ValueOf(it.GetValue())
 			dec := w.regs[p].Accept(b, v)
@@ -314,6 +359,9 @@ func (w *witness) Accept(ctx context.Context, req *pb.AcceptRequest) (*pb.Accept
 		}
 		res.State = w.answer(req.GetHeader())
 	})
+	if refused != nil {
+		return nil, refused
+	}
 	return res, w.send(ctx, res.GetState())
 }
 

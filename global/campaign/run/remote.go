@@ -73,7 +73,7 @@ func (v *Voters) voter(id string) *voter {
 }
 
 // Voter returns the voter of that id, or nil.
-func (v *Voters) Voter(id string) Voter {
+func (v *Voters) Voter(id string) RemoteVoter {
 	if r := v.voter(id); r != nil {
 		return r
 	}
@@ -158,6 +158,14 @@ func (r *voter) Prepare(ctx context.Context, req *pb.PrepareRequest) (res *pb.Pr
 func (r *voter) Accept(ctx context.Context, req *pb.AcceptRequest) (res *pb.AcceptResponse, err error) {
 	err = r.call(func(c pb.VoteServiceClient) error {
 		res, err = c.Accept(ctx, req)
+		return err
+	})
+	return res, err
+}
+
+func (r *voter) Configure(ctx context.Context, req *pb.ConfigureRequest) (res *pb.ConfigureResponse, err error) {
+	err = r.call(func(c pb.VoteServiceClient) error {
+		res, err = c.Configure(ctx, req)
 		return err
 	})
 	return res, err

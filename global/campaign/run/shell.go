@@ -3,16 +3,23 @@ package run
 import (
 	"context"
 	"log/slog"
+	"maps"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/headlease/headlease/fence"
 	"github.com/headlease/headlease/global/campaign"
+	"github.com/headlease/headlease/global/config"
 	"github.com/headlease/headlease/global/register"
 	"github.com/headlease/headlease/internal/clock"
 	"github.com/headlease/headlease/internal/instant"
+	"github.com/headlease/headlease/internal/telemetry"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 	"github.com/headlease/headlease/region/state"
 )
@@ -23,10 +30,17 @@ type Voter interface {
 	Accept(ctx context.Context, req *pb.AcceptRequest) (*pb.AcceptResponse, error)
 }
 
+// RemoteVoter is a voter elsewhere, which may be behind with its configuration.
+type RemoteVoter interface {
+	Voter
+	// Configure gives it a decided configuration.
+	Configure(ctx context.Context, req *pb.ConfigureRequest) (*pb.ConfigureResponse, error)
+}
+
 // Remote reaches the voters of other regions and the witnesses by their id.
 type Remote interface {
-	// Voter returns the voter, or nil if it is not configured here.
-	Voter(id string) Voter
+	// Voter returns the voter, or nil if the cluster file does not have it.
+	Voter(id string) RemoteVoter
 	// RTT is the measured round-trip time; zero: not measured.
 	RTT(id string) time.Duration
 }
@@ -44,7 +58,7 @@ type Heads interface {
 	Lapsed(partition string, epoch fence.Epoch)
 }
 
-// Config of a Shell; all fields but Logger and Poll are needed.
+// Config of a Shell; all fields but Registerer, Logger and Poll are needed.
 type Config struct {
 	Region string
 	Own    Voter
@@ -61,8 +75,10 @@ type Config struct {
 	// surely did not and will not take effect.
 	NeverApplied func(error) bool
 	// Poll is how often verdicts and the pulse are looked at; default 100 ms.
-	Poll   time.Duration
-	Logger *slog.Logger
+	Poll time.Duration
+	// Registerer of the metrics.
+	Registerer prometheus.Registerer
+	Logger     *slog.Logger
 }
 
 // minPause keeps a proposer that is always due from turning into a busy loop.
@@ -94,6 +110,11 @@ type Shell struct {
 	stale    bool
 	lives    map[string]life // as seen last
 	recorded map[string]life // as committed, or on their way to be; writes 0
+	// distrusted are voters whose votes are not counted, and why.
+	distrusted map[string]string
+	// learning is the version of a newer configuration that is being stored.
+	learning  uint64
+	uncounted *prometheus.CounterVec
 }
 
 // New returns a shell that leads nothing yet.
@@ -105,7 +126,12 @@ func New(cfg Config) *Shell {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	base, stop := context.WithCancel(context.Background())
-	return &Shell{cfg: cfg, base: base, stop: stop, wake: make(chan struct{}, 1)}
+	return &Shell{
+		cfg: cfg, base: base, stop: stop, wake: make(chan struct{}, 1), distrusted: map[string]string{},
+		uncounted: promauto.With(cfg.Registerer).NewCounterVec(prometheus.CounterOpts{
+			Name: telemetry.VotesNotCounted, Help: "Votes of others that were not counted: the voter's data was made anew, copied or rolled back.",
+		}, []string{telemetry.LabelVoter}),
+	}
 }
 
 // Begin makes the proposer of a term from the view at its first own entry. It
@@ -117,7 +143,7 @@ func (s *Shell) Begin(term uint64, view state.View) {
 	if s.closed {
 		return
 	}
-	s.term, s.commands = term, 0
+	s.term, s.commands, s.learning = term, 0, 0
 	s.ctx, s.cancel = context.WithCancel(s.base)
 	s.lives, _ = livesOf(view)
 	s.build(view)
@@ -133,14 +159,35 @@ func (s *Shell) build(view state.View) {
 	}
 	s.config = conf
 	s.self = register.Region{Name: view.Region(), Incarnation: view.Incarnation()}
+	c, own := s.campaignOf(view)
+	leader, err := campaign.New(c, own, s.cfg.Clock.Now())
+	if err != nil {
+		s.cfg.Logger.Error("this region cannot campaign under its configuration", "error", err)
+		return
+	}
+	s.leader = leader
+	s.asking, s.dismiss = context.WithCancel(s.ctx)
+	s.verdicts = map[string]register.Verdict{}
+	s.stale = false
+	_, s.recorded = livesOf(view)
+	s.kick()
+}
+
+// campaignOf is what the proposer has to know of the view's configuration and
+// partitions.
+func (s *Shell) campaignOf(view state.View) (campaign.Config, []campaign.Own) {
+	conf := view.Configuration()
 	c := campaign.Config{
-		Self: s.self, OwnVoter: "region/" + s.self.Name,
+		Self: s.self, OwnVoter: config.RegionVoter(s.self.Name),
 		D: time.Duration(conf.GetDNs()), Rho: s.cfg.Rho, Rand: s.cfg.Rand,
 	}
 	for _, v := range conf.GetVoters() {
 		c.Voters = append(c.Voters, campaign.Voter{
-			ID: v.GetId(), Incarnation: register.Incarnation(v.GetIncarnation()), Witness: isWitness(v.GetId()),
+			ID: v.GetId(), Incarnation: register.Incarnation(v.GetIncarnation()), Witness: config.IsWitness(v.GetId()),
 		})
+		if v.GetId() != c.OwnVoter {
+			s.uncounted.WithLabelValues(v.GetId()) // shown as 0
+		}
 	}
 	var own []campaign.Own
 	for _, spec := range conf.GetPartitions() {
@@ -152,16 +199,32 @@ func (s *Shell) build(view state.View) {
 		}
 		own = append(own, o)
 	}
-	leader, err := campaign.New(c, own, s.cfg.Clock.Now())
-	if err != nil {
-		s.cfg.Logger.Error("this region cannot campaign under its configuration", "error", err)
+	return c, own
+}
+
+// reconfigure lets the proposer go on under a newer configuration: its head
+// leases run on. Without a proposer, or when the region is no member any more,
+// it is made anew, or not at all. s.mu is held.
+func (s *Shell) reconfigure(conf *pb.ClusterConfiguration) {
+	s.learning = 0
+	if s.leader == nil {
+		s.build(s.cfg.Raft.View())
 		return
 	}
-	s.leader = leader
-	s.asking, s.dismiss = context.WithCancel(s.ctx)
-	s.verdicts = map[string]register.Verdict{}
-	s.stale = false
-	_, s.recorded = livesOf(view)
+	c, own := s.campaignOf(s.cfg.Raft.View())
+	effects, err := s.leader.Reconfigure(s.cfg.Clock.Now(), c, own)
+	if err != nil {
+		s.renew()
+		return
+	}
+	s.cfg.Logger.Info("going on under a newer configuration", "version", conf.GetVersion(), "before", s.config.GetVersion())
+	s.config = conf
+	for id := range s.distrusted {
+		if config.VoterIncarnation(conf, id) == 0 {
+			delete(s.distrusted, id)
+		}
+	}
+	s.perform(effects)
 	s.kick()
 }
 
@@ -217,7 +280,7 @@ func (s *Shell) Applied(events []state.Event) {
 	for _, e := range events {
 		switch e := e.(type) {
 		case state.Configured:
-			s.renew()
+			s.reconfigure(e.Configuration)
 		case state.RegisterChanged:
 			if s.leader != nil {
 				s.perform(s.leader.RegisterChanged(s.cfg.Clock.Now(), e.Partition, e.Record))
@@ -245,7 +308,13 @@ func (s *Shell) Explain() []campaign.Status {
 	if s.leader == nil {
 		return nil
 	}
-	return s.leader.Explain(s.cfg.Clock.Now())
+	out := s.leader.Explain(s.cfg.Clock.Now())
+	for _, id := range slices.Sorted(maps.Keys(s.distrusted)) {
+		for i := range out {
+			out[i].Text = strings.TrimPrefix(out[i].Text+"; not counted: "+id+" ("+s.distrusted[id]+")", "; ")
+		}
+	}
+	return out
 }
 
 // Run drives the clock until ctx ends, then ends the term and waits for its

@@ -2,10 +2,13 @@ package run
 
 import (
 	"context"
-	"strings"
+	"fmt"
 	"time"
 
+	"google.golang.org/grpc/status"
+
 	"github.com/headlease/headlease/global/campaign"
+	"github.com/headlease/headlease/global/config"
 	"github.com/headlease/headlease/global/register"
 	"github.com/headlease/headlease/internal/instant"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
@@ -57,23 +60,29 @@ func ruleOf(r *pb.Refusal) register.Rule {
 // send asks a voter in a goroutine of the leader and asks again, with patience,
 // as long as the round is open. s.mu is held.
 func (s *Shell) send(voter campaign.Voter, round uint64, ask func(context.Context, Voter) (answered, error)) {
-	leader, ctx := s.leader, s.asking
-	target, own := s.cfg.Own, voter.ID == "region/"+s.self.Name
+	leader, ctx, conf := s.leader, s.asking, s.config
+	target, own := s.cfg.Own, voter.ID == config.RegionVoter(s.self.Name)
+	var remote RemoteVoter
 	if !own {
-		if target = s.cfg.Remote.Voter(voter.ID); target == nil {
-			s.cfg.Logger.Error("a voter of the configuration is not in the cluster file", "voter", voter.ID)
+		if remote = s.cfg.Remote.Voter(voter.ID); remote == nil {
+			s.distrust(voter.ID, "it is not in this server's cluster file")
 			return
 		}
+		target = remote
 	}
 	seen := s.lives[voter.ID]
 	s.work.Go(func() {
 		for wait := 50 * time.Millisecond; ; wait = min(2*wait, 500*time.Millisecond) {
 			attempt, cancel := context.WithTimeout(ctx, max(minPatience, 3*s.cfg.Remote.RTT(voter.ID)))
 			a, err := ask(attempt, target)
+			taught := err != nil && s.agree(attempt, leader, voter.ID, remote, conf, err)
 			cancel()
 			if err == nil {
 				s.answer(leader, voter, round, own, seen, a)
 				return
+			}
+			if taught {
+				continue
 			}
 			s.cfg.Logger.Debug("vote unanswered", "voter", voter.ID, "round", round, "error", err)
 			select {
@@ -86,6 +95,57 @@ func (s *Shell) send(voter campaign.Voter, round uint64, ask func(context.Contex
 			}
 		}
 	})
+}
+
+// agree does what a refusal asks for that was about versions: it stores the
+// newer configuration here, or gives the voter the one that the question was
+// asked under, which is decided. It reports whether it did the latter.
+func (s *Shell) agree(ctx context.Context, leader *campaign.Leader, id string, remote RemoteVoter, conf *pb.ClusterConfiguration, err error) bool {
+	behind := false
+	for _, detail := range status.Convert(err).Details() {
+		switch d := detail.(type) {
+		case *pb.VersionMismatch:
+			if d.GetNewer() != nil {
+				s.learn(leader, id, d.GetNewer())
+				return false
+			}
+			behind = d.GetVersion() < conf.GetVersion()
+		case *pb.ErrorDetail:
+			behind = behind || d.GetUninitialised() != nil
+		}
+	}
+	if !behind || remote == nil {
+		return false
+	}
+	res, err := remote.Configure(ctx, &pb.ConfigureRequest{Configuration: conf})
+	if err != nil {
+		s.cfg.Logger.Warn("a voter that is behind does not take the configuration", "voter", id, "version", conf.GetVersion(), "error", err)
+		return false
+	}
+	s.cfg.Logger.Info("gave a voter the configuration", "voter", id, "version", res.GetVersion())
+	return true
+}
+
+// learn stores a newer configuration that a voter has attached to a refusal:
+// nobody gives one out before it is decided.
+func (s *Shell) learn(leader *campaign.Leader, from string, c *pb.ClusterConfiguration) {
+	if err := config.Check(c); err != nil {
+		s.cfg.Logger.Error("a voter gave out a configuration that is none", "voter", from, "error", err)
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.leader != leader || c.GetClusterId() != s.config.GetClusterId() || c.GetVersion() <= max(s.config.GetVersion(), s.learning) {
+		return
+	}
+	s.learning = c.GetVersion()
+	s.cfg.Logger.Info("learnt of a newer configuration", "voter", from, "version", c.GetVersion(), "own", s.config.GetVersion())
+	s.propose(&pb.Command{Kind: &pb.Command_Configure{Configure: &pb.ConfigureCommand{Configuration: c}}},
+		func(*campaign.Leader, instant.Instant, *pb.CommandResult) []campaign.Effect { return nil },
+		func(*campaign.Leader, instant.Instant) []campaign.Effect {
+			s.learning = 0 // the next refusal tries again
+			return nil
+		})
 }
 
 func (s *Shell) open(leader *campaign.Leader, round uint64) bool {
@@ -135,19 +195,19 @@ func livesOf(view state.View) (lives, recorded map[string]life) {
 func (s *Shell) lived(voter campaign.Voter, seen life, st *pb.VoterState) bool {
 	now := life{register.Incarnation(st.GetVoter().GetIncarnation()), st.GetLife(), st.GetWrites()}
 	if now.incarnation != voter.Incarnation {
-		return true // the leader does not count it, and says so
+		s.notCounted(voter.ID, fmt.Sprintf("its data was made anew: it has incarnation %x, the configuration has %x", uint64(now.incarnation), uint64(voter.Incarnation)))
+		return false
 	}
 	switch {
 	case seen.incarnation != now.incarnation:
 	case now.writes < seen.writes, now.life != seen.life && now.writes == seen.writes: // each start is a write
-		s.cfg.Logger.Error("a voter forgot durable writes; its votes are not counted: remove it and add it again",
-			"voter", voter.ID, "writes", now.writes, "seen", seen.writes)
+		s.notCounted(voter.ID, "it forgot durable writes")
 		return false
 	case now.life != seen.life && seen.life != 0 && !st.GetContinues():
-		s.cfg.Logger.Error("a voter's line of lives broke (its data was copied or rolled back); its votes are not counted: remove it and add it again",
-			"voter", voter.ID, "life", now.life, "seen", seen.life)
+		s.notCounted(voter.ID, "its line of lives broke: its data was copied or rolled back")
 		return false
 	}
+	delete(s.distrusted, voter.ID)
 	switch old := s.lives[voter.ID]; {
 	case old.incarnation != now.incarnation || old == seen || now.life == old.life && now.writes > old.writes:
 		s.lives[voter.ID] = now
@@ -156,6 +216,22 @@ func (s *Shell) lived(voter campaign.Voter, seen life, st *pb.VoterState) bool {
 	}
 	s.record(st)
 	return true
+}
+
+// notCounted reports a vote that does not count. s.mu is held.
+func (s *Shell) notCounted(voter, why string) {
+	s.uncounted.WithLabelValues(voter).Inc()
+	s.distrust(voter, why)
+}
+
+// distrust keeps for the status why a voter does not count, and logs it once.
+// s.mu is held.
+func (s *Shell) distrust(voter, why string) {
+	if s.distrusted[voter] == why {
+		return
+	}
+	s.distrusted[voter] = why
+	s.cfg.Logger.Error("a voter's votes are not counted; replace it, or correct the cluster file", "voter", voter, "why", why)
 }
 
 // record commits a voter's life if it is another than the committed one. s.mu
@@ -176,5 +252,3 @@ func (s *Shell) record(st *pb.VoterState) {
 			return nil
 		})
 }
-
-func isWitness(voter string) bool { return strings.HasPrefix(voter, "witness/") }
