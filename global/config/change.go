@@ -15,7 +15,6 @@ func Next(c *pb.ClusterConfiguration) *pb.ClusterConfiguration {
 	next := proto.CloneOf(c)
 	next.Version++
 	next.PreviousVoters = proto.CloneOf(c).GetVoters()
-	next.PreviousDNs = c.GetDNs()
 	return next
 }
 
@@ -57,8 +56,11 @@ func CheckChange(prev, next *pb.ClusterConfiguration) error {
 	if next.GetShards() != prev.GetShards() {
 		fault("shards is %d, was %d; the number of shards is fixed when a cluster is made: another one would give keys to other shards while they are held", next.GetShards(), prev.GetShards())
 	}
-	if !slices.EqualFunc(next.GetPreviousVoters(), prev.GetVoters(), func(a, b *pb.Voter) bool { return proto.Equal(a, b) }) || next.GetPreviousDNs() != prev.GetDNs() {
-		fault("previous_voters and previous_d_ns must be those of version %d", prev.GetVersion())
+	if !slices.EqualFunc(next.GetPreviousVoters(), prev.GetVoters(), func(a, b *pb.Voter) bool { return proto.Equal(a, b) }) {
+		fault("previous_voters must be those of version %d", prev.GetVersion())
+	}
+	if next.GetDNs() < prev.GetDNs() {
+		fault("d is %v, was %v; it can only grow while the cluster runs: what was promised to clients under the longer one may still run when a leader comes that knows the shorter one only", durationOf(next), durationOf(prev))
 	}
 	added, removed := memberDiff(prev, next)
 	if len(added)+len(removed) > 1 {
@@ -93,7 +95,7 @@ func memberDiff(prev, next *pb.ClusterConfiguration) (added, removed []*pb.Voter
 func sameSettings(prev, next *pb.ClusterConfiguration) bool {
 	bare := func(c *pb.ClusterConfiguration) *pb.ClusterConfiguration {
 		b := proto.CloneOf(c)
-		b.Version, b.Voters, b.PreviousVoters, b.PreviousDNs = 0, nil, nil, 0
+		b.Version, b.Voters, b.PreviousVoters = 0, nil, nil
 		return b
 	}
 	return proto.Equal(bare(prev), bare(next))

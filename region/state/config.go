@@ -139,9 +139,9 @@ func (m *Machine) errConfig(err error) *pb.ErrorDetail {
 }
 
 // underVersion reports whether a vote was judged under the configuration in
-// force; an entry of a version that did not say so counts as before.
+// force; one that does not say so is of level 1, where there is only the first.
 func (m *Machine) underVersion(version uint64) bool {
-	return version == 0 || version == m.configuration.GetVersion()
+	return max(version, 1) == m.configuration.GetVersion()
 }
 
 // checkConfiguration checks what the state rests on; global/config checks the
@@ -215,11 +215,10 @@ func (h *hasher) configuration(c *pb.ClusterConfiguration) {
 		h.num(uint64(len(p.GetPrefer())))
 		h.strs(p.GetPrefer()...)
 	}
-	if c.GetPreviousDNs() == 0 && len(c.GetPreviousVoters())+len(c.GetExceptions())+len(c.GetRetiredPartitions()) == 0 {
+	if len(c.GetPreviousVoters())+len(c.GetExceptions())+len(c.GetRetiredPartitions()) == 0 {
 		return
 	}
 	h.str("configuration, more")
-	h.num(uint64(c.GetPreviousDNs()))
 	h.voters(c.GetPreviousVoters())
 	h.num(uint64(len(c.GetExceptions())))
 	for _, e := range c.GetExceptions() {

@@ -149,7 +149,6 @@ func TestStateHashSeesEveryFieldOfTheConfiguration(t *testing.T) {
 	base := hash(func(*pb.ClusterConfiguration, *config.Register) {})
 	for name, change := range map[string]func(*pb.ClusterConfiguration, *config.Register){
 		"previous voter": func(c *pb.ClusterConfiguration, _ *config.Register) { c.PreviousVoters[0].Incarnation++ },
-		"previous d":     func(c *pb.ClusterConfiguration, _ *config.Register) { c.PreviousDNs++ },
 		"exception": func(c *pb.ClusterConfiguration, _ *config.Register) {
 			c.Exceptions = []*pb.ShardException{{Key: "k", Shard: 1 << 24}}
 		},

@@ -189,7 +189,7 @@ func (v *Voter) prepare(ctx context.Context, check func(*pb.ClusterConfiguration
 		v.mu.Unlock()
 		return nil, err
 	}
-	write.version = v.conf.GetVersion()
+	write.version = v.stamp()
 	for i, name := range partitions {
 		r, ok := v.regs[name]
 		if !ok {
@@ -226,6 +226,15 @@ func (v *Voter) prepare(ctx context.Context, check func(*pb.ClusterConfiguration
 		}
 	}
 	return answers, nil
+}
+
+// stamp is the version that goes into commands. At feature level 1, where there
+// is only the first, servers may not know the field. v.mu is held.
+func (v *Voter) stamp() uint64 {
+	if version := v.conf.GetVersion(); version > 1 {
+		return version
+	}
+	return 0
 }
 
 // enter returns the term, or why nothing is answered. v.mu is held.
@@ -309,7 +318,7 @@ func (v *Voter) accept(ctx context.Context, check func(*pb.ClusterConfiguration)
 		v.mu.Unlock()
 		return nil, err
 	}
-	write.version = v.conf.GetVersion()
+	write.version = v.stamp()
 	for i, it := range all {
 		r, ok := v.regs[it.GetPartition()]
 		if !ok {

@@ -1053,8 +1053,8 @@ func (x *PromiseItem) GetBallot() *Ballot {
 type PromiseCommand struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Items []*PromiseItem         `protobuf:"bytes,1,rep,name=items,proto3" json:"items,omitempty"`
-	// Non-zero: the version it was judged under; refused under another, since a
-	// voter that has stored a newer one answers under no older one.
+	// The version it was judged under, 0 for the first; refused under another,
+	// since a voter that has stored a newer one answers under no older one.
 	ConfigVersion uint64 `protobuf:"varint,2,opt,name=config_version,json=configVersion,proto3" json:"config_version,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -543,11 +543,8 @@ type ClusterConfiguration struct {
 	// The voters of the version before; empty in version 1. A majority of them
 	// must have stored this version before the next one may be decided, and who
 	// goes on with a broken-off change knows them only from here.
-	PreviousVoters []*Voter `protobuf:"bytes,9,rep,name=previous_voters,json=previousVoters,proto3" json:"previous_voters,omitempty"`
-	// D of the version before; 0 in version 1. What was promised under it may
-	// still run.
-	PreviousDNs int64             `protobuf:"varint,10,opt,name=previous_d_ns,json=previousDNs,proto3" json:"previous_d_ns,omitempty"`
-	Exceptions  []*ShardException `protobuf:"bytes,11,rep,name=exceptions,proto3" json:"exceptions,omitempty"`
+	PreviousVoters []*Voter          `protobuf:"bytes,9,rep,name=previous_voters,json=previousVoters,proto3" json:"previous_voters,omitempty"`
+	Exceptions     []*ShardException `protobuf:"bytes,11,rep,name=exceptions,proto3" json:"exceptions,omitempty"`
 	// Names of removed partitions: their registers stay at the voters, so the
 	// names are never used again.
 	RetiredPartitions []string `protobuf:"bytes,12,rep,name=retired_partitions,json=retiredPartitions,proto3" json:"retired_partitions,omitempty"`
@@ -646,13 +643,6 @@ func (x *ClusterConfiguration) GetPreviousVoters() []*Voter {
 		return x.PreviousVoters
 	}
 	return nil
-}
-
-func (x *ClusterConfiguration) GetPreviousDNs() int64 {
-	if x != nil {
-		return x.PreviousDNs
-	}
-	return 0
 }
 
 func (x *ClusterConfiguration) GetExceptions() []*ShardException {
@@ -999,7 +989,7 @@ const file_headlease_v1_types_proto_rawDesc = "" +
 	"\rPartitionSpec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x120\n" +
 	"\x06shards\x18\x02 \x03(\v2\x18.headlease.v1.ShardRangeR\x06shards\x12\x16\n" +
-	"\x06prefer\x18\x03 \x03(\tR\x06prefer\"\x88\x04\n" +
+	"\x06prefer\x18\x03 \x03(\tR\x06prefer\"\xe4\x03\n" +
 	"\x14ClusterConfiguration\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12!\n" +
@@ -1012,9 +1002,7 @@ const file_headlease_v1_types_proto_rawDesc = "" +
 	"\x06shards\x18\x06 \x01(\rR\x06shards\x12\x11\n" +
 	"\x04d_ns\x18\a \x01(\x03R\x03dNs\x120\n" +
 	"\x14allow_even_witnesses\x18\b \x01(\bR\x12allowEvenWitnesses\x12<\n" +
-	"\x0fprevious_voters\x18\t \x03(\v2\x13.headlease.v1.VoterR\x0epreviousVoters\x12\"\n" +
-	"\rprevious_d_ns\x18\n" +
-	" \x01(\x03R\vpreviousDNs\x12<\n" +
+	"\x0fprevious_voters\x18\t \x03(\v2\x13.headlease.v1.VoterR\x0epreviousVoters\x12<\n" +
 	"\n" +
 	"exceptions\x18\v \x03(\v2\x1c.headlease.v1.ShardExceptionR\n" +
 	"exceptions\x12-\n" +
