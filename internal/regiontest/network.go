@@ -75,6 +75,11 @@ func (n *Network) Links(name string) *Links {
 	return &Links{network: n, caller: caller("client/" + name)}
 }
 
+// ServerLinks makes the connections of a region server.
+func (n *Network) ServerLinks(region, server string) *Links {
+	return &Links{network: n, caller: caller("region/" + region + "/" + server)}
+}
+
 // Links makes connections for one caller.
 type Links struct {
 	network *Network

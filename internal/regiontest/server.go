@@ -144,7 +144,7 @@ func (s *Server) peer(name string) (*grpc.ClientConn, error) {
 	if c := s.peers[name]; c != nil {
 		return c, nil
 	}
-	l := &Links{network: s.region.network, caller: caller("region/" + s.region.cfg.Name + "/" + s.name)}
+	l := s.region.network.ServerLinks(s.region.cfg.Name, s.name)
 	c, err := l.DialGRPC(link.PlaneAPI, link.Peer{Address: name})
 	if err == nil {
 		s.peers[name] = c
