@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/headlease/headlease/internal/callstream"
 	"github.com/headlease/headlease/internal/link"
 	"github.com/headlease/headlease/internal/pki"
 )
@@ -50,7 +51,8 @@ func (c *conns) current() (*grpc.ClientConn, int, error) {
 	}
 	if c.open[c.at] == nil {
 		s := c.servers[c.at]
-		cc, err := c.links.DialGRPC(link.PlaneAPI, link.Peer{Name: s.Name, Region: c.region, Role: pki.RoleRegion, Address: s.API})
+		cc, err := c.links.DialGRPC(link.PlaneAPI, link.Peer{Name: s.Name, Region: c.region, Role: pki.RoleRegion, Address: s.API},
+			callstream.DialOption(callstream.LeaseMethods()...))
 		if err != nil {
 			return nil, 0, fmt.Errorf("connect to %s: %w", s.Name, err)
 		}

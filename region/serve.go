@@ -10,6 +10,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/reflection"
 
+	"github.com/headlease/headlease/internal/callstream"
 	"github.com/headlease/headlease/internal/fault"
 	"github.com/headlease/headlease/internal/link"
 	"github.com/headlease/headlease/internal/policy"
@@ -44,8 +45,12 @@ func (s *Server) makeServers() error {
 	identify := api.Identify(s.process.Region, policy.ByConnection)
 	s.health = health.NewServer()
 	rules := &policy.Enforcer{Table: api.Policy(), Identify: identify}
-	counted := grpcmetrics.ServerOptions(s.cfg.Registry)
+	recovered, recoveredStream := api.Recover(s.callDied)
+	counted, countedStream := grpcmetrics.Interceptors(s.cfg.Registry)
 	admit := &api.Admission{Control: s.control, Identify: identify, Refused: s.metrics.refusedCall}
+	// The calls of a stream pass the same interceptors, each by itself. A server
+	// that makes traces takes calls one by one: a span is made where gRPC begins.
+	var carried *callstream.Server
 	server := func(plane link.Plane) *grpc.Server {
 		forward := &api.Forwarder{
 			Leader: s.leader, Uninitialised: s.uninitialised,
@@ -62,12 +67,20 @@ func (s *Server) makeServers() error {
 		// From the outside in: a refused call is counted, and costs no more.
 		g := grpc.NewServer(slices.Concat(
 			s.links.ServerOptions(plane), limits(), traced,
-			api.Recover(s.callDied), counted, rules.ServerOptions(),
+			[]grpc.ServerOption{
+				grpc.ChainUnaryInterceptor(recovered, counted),
+				grpc.ChainStreamInterceptor(recoveredStream, countedStream),
+			},
+			rules.ServerOptions(),
 			[]grpc.ServerOption{
 				grpc.ChainUnaryInterceptor(admit.Unary, forward.Unary),
 				grpc.ChainStreamInterceptor(admit.Stream, forward.Stream),
 			})...)
 		healthpb.RegisterHealthServer(g, s.health)
+		if plane == link.PlaneAPI && s.cfg.Traces == nil {
+			carried = &callstream.Server{Interceptors: []grpc.UnaryServerInterceptor{recovered, counted, rules.Unary, admit.Unary, forward.Unary}}
+			pb.RegisterCallServiceServer(g, carried)
+		}
 		return g
 	}
 	s.api, s.votes = server(link.PlaneAPI), server(link.PlaneVotes)
@@ -77,6 +90,9 @@ func (s *Server) makeServers() error {
 	})
 	leases := &api.Leases{Region: s.process.Region, Raft: raft, Lessor: s.lessor, Clock: s.cfg.Clock, Identify: identify, Addresses: s.peers.addresses}
 	pb.RegisterLeaseServiceServer(s.api, leases)
+	if carried != nil {
+		pb.RegisterLeaseServiceServer(carried, leases)
+	}
 	pb.RegisterWatchServiceServer(s.api, &api.Watches{Region: s.process.Region, Raft: s.replica, Hub: s.watches, Leases: leases})
 	pb.RegisterClusterServiceServer(s.api, &api.Cluster{
 		Region: s.process.Region, Server: s.process.Name, Version: s.cfg.Version,

@@ -56,13 +56,13 @@ func start(t *testing.T, l *leases, with bool, intercept grpc.UnaryServerInterce
 	}))
 	pb.RegisterLeaseServiceServer(r.server, l)
 	if with {
-		s := &callstream.Server{Interceptor: func(ctx context.Context, req any, info *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
+		s := &callstream.Server{Interceptors: []grpc.UnaryServerInterceptor{func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
 			r.carried.Add(1)
-			if intercept != nil {
-				return intercept(ctx, req, info, h)
-			}
 			return h(ctx, req)
-		}}
+		}}}
+		if intercept != nil {
+			s.Interceptors = append(s.Interceptors, intercept)
+		}
 		pb.RegisterLeaseServiceServer(s, l)
 		pb.RegisterCallServiceServer(r.server, s)
 	}

@@ -33,6 +33,17 @@ const (
 	askAgain = time.Minute
 )
 
+// LeaseMethods are the short calls that workers make all the time.
+func LeaseMethods() []string {
+	return []string{
+		pb.LeaseService_Acquire_FullMethodName,
+		pb.LeaseService_CancelAcquire_FullMethodName,
+		pb.LeaseService_Release_FullMethodName,
+		pb.LeaseService_SetValue_FullMethodName,
+		pb.LeaseService_GetLease_FullMethodName,
+	}
+}
+
 // DialOption makes a connection carry the calls of these methods over one
 // stream. An option serves one connection.
 func DialOption(methods ...string) grpc.DialOption {

@@ -24,9 +24,9 @@ const maxRunning = 4096
 // these with it as with a grpc.Server, before it serves.
 type Server struct {
 	pb.UnimplementedCallServiceServer
-	// Interceptor is the whole chain that a call passes which comes alone; nil
-	// for none.
-	Interceptor grpc.UnaryServerInterceptor
+	// Interceptors are those that a call passes which comes alone, the outermost
+	// first.
+	Interceptors []grpc.UnaryServerInterceptor
 
 	methods map[string]method
 }
@@ -164,7 +164,7 @@ func (s *Server) answer(ctx context.Context, call *pb.Call) *pb.CallResult {
 		}
 		return nil
 	}
-	reply, err := m.handler(m.impl, ctx, decode, s.Interceptor)
+	reply, err := m.handler(m.impl, ctx, decode, s.intercept)
 	if err != nil {
 		return failed(call, err)
 	}
@@ -177,6 +177,20 @@ func (s *Server) answer(ctx context.Context, call *pb.Call) *pb.CallResult {
 		return failed(call, status.Errorf(codes.Internal, "%s: the response cannot be encoded: %v", call.GetMethod(), err))
 	}
 	return &pb.CallResult{Id: call.GetId(), Message: b}
+}
+
+// intercept is the chain of the interceptors.
+func (s *Server) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	return chain(s.Interceptors, info, handler)(ctx, req)
+}
+
+func chain(of []grpc.UnaryServerInterceptor, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) grpc.UnaryHandler {
+	if len(of) == 0 {
+		return handler
+	}
+	return func(ctx context.Context, req any) (any, error) {
+		return of[0](ctx, req, info, chain(of[1:], info, handler))
+	}
 }
 
 func failed(call *pb.Call, err error) *pb.CallResult {

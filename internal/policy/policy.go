@@ -138,12 +138,13 @@ func (e *Enforcer) Check(server *grpc.Server) error {
 func (e *Enforcer) ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(e.Table.MaxRequestBytes()),
-		grpc.ChainUnaryInterceptor(e.unary),
+		grpc.ChainUnaryInterceptor(e.Unary),
 		grpc.ChainStreamInterceptor(e.stream),
 	}
 }
 
-func (e *Enforcer) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+// Unary is the interceptor for unary calls, one of ServerOptions.
+func (e *Enforcer) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	rule, err := e.admit(ctx, info.FullMethod)
 	if err != nil {
 		return nil, err

@@ -30,9 +30,11 @@ func TestAFullServerAnswersOverloaded(t *testing.T) {
 	}
 	refusals := 0
 	a := &Admission{
-		Control:  control,
-		Identify: func(context.Context) (policy.Caller, bool) { return policy.Caller{Role: policy.Client, Name: "client/a"}, true },
-		Refused:  func(admission.Lane, bool) { refusals++ },
+		Control: control,
+		Identify: func(context.Context) (policy.Caller, bool) {
+			return policy.Caller{Role: policy.Client, Name: "client/a"}, true
+		},
+		Refused: func(admission.Lane, bool) { refusals++ },
 	}
 	entered, leave := make(chan struct{}), make(chan struct{})
 	first := make(chan error, 1)
@@ -96,15 +98,17 @@ func TestEveryClientMethodHasALane(t *testing.T) {
 func TestAPanicIsAnsweredAndEndsTheServer(t *testing.T) {
 	died := make(chan error, 2)
 	var boom = func() { panic("broken table") }
-	options := append(Recover(func(err error) { died <- err }),
-		grpc.ChainUnaryInterceptor(func(context.Context, any, *grpc.UnaryServerInfo, grpc.UnaryHandler) (any, error) {
+	unary, streamed := Recover(func(err error) { died <- err })
+	options := []grpc.ServerOption{
+		grpc.ChainUnaryInterceptor(unary, func(context.Context, any, *grpc.UnaryServerInfo, grpc.UnaryHandler) (any, error) {
 			boom()
 			return nil, nil
 		}),
-		grpc.ChainStreamInterceptor(func(any, grpc.ServerStream, *grpc.StreamServerInfo, grpc.StreamHandler) error {
+		grpc.ChainStreamInterceptor(streamed, func(any, grpc.ServerStream, *grpc.StreamServerInfo, grpc.StreamHandler) error {
 			boom()
 			return nil
-		}))
+		}),
+	}
 	server := grpc.NewServer(options...)
 	healthpb.RegisterHealthServer(server, health.NewServer())
 	ln := bufconn.Listen(1 << 16)

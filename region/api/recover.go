@@ -16,13 +16,10 @@ import (
 // knows what the handler left half done under a lock, and a leader that serves
 // on with broken tables is worse than one that is elected anew
 // (docs/decisions/0070). They go outside of all others.
-func Recover(died func(error)) []grpc.ServerOption {
+func Recover(died func(error)) (grpc.UnaryServerInterceptor, grpc.StreamServerInterceptor) {
 	handle := recovery.WithRecoveryHandler(func(p any) error {
 		died(fmt.Errorf("panic in a call's handler: %v\n%s", p, debug.Stack()))
 		return status.Error(codes.Internal, "the server failed in this call and restarts; ask another one")
 	})
-	return []grpc.ServerOption{
-		grpc.ChainUnaryInterceptor(recovery.UnaryServerInterceptor(handle)),
-		grpc.ChainStreamInterceptor(recovery.StreamServerInterceptor(handle)),
-	}
+	return recovery.UnaryServerInterceptor(handle), recovery.StreamServerInterceptor(handle)
 }

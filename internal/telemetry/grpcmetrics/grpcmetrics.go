@@ -10,11 +10,11 @@ import (
 	"github.com/headlease/headlease/internal/telemetry"
 )
 
-// ServerOptions returns the options with which a process's gRPC servers count their
-// calls by method, code and latency, and the messages of streams. They go before
-// those of the policy, so that refused calls count too.
-func ServerOptions(reg prometheus.Registerer) []grpc.ServerOption {
+// Interceptors count the calls of a process's gRPC servers by method, code and
+// latency, and the messages of streams. They go before those of the policy, so
+// that refused calls count too.
+func Interceptors(reg prometheus.Registerer) (grpc.UnaryServerInterceptor, grpc.StreamServerInterceptor) {
 	m := grpcprom.NewServerMetrics(grpcprom.WithServerHandlingTimeHistogram(grpcprom.WithHistogramBuckets(telemetry.Seconds())))
 	reg.MustRegister(m)
-	return []grpc.ServerOption{grpc.ChainUnaryInterceptor(m.UnaryServerInterceptor()), grpc.ChainStreamInterceptor(m.StreamServerInterceptor())}
+	return m.UnaryServerInterceptor(), m.StreamServerInterceptor()
 }
