@@ -108,7 +108,7 @@ func (s *Leases) Acquire(ctx context.Context, req *pb.AcquireRequest) (*pb.Acqui
 	if err != nil {
 		return nil, err
 	}
-	if err := authorize(ctx, s.Identify, view, req.GetSessionId(), req.GetSecret()); err != nil {
+	if err := authorize(ctx, s.Identify, s.Raft, req.GetSessionId(), req.GetSecret()); err != nil {
 		return nil, err
 	}
 	epoch, _, ok := s.Lessor.Hold(place.Partition)
@@ -156,7 +156,7 @@ func (s *Leases) CancelAcquire(ctx context.Context, req *pb.CancelAcquireRequest
 	if req.GetRequestId() == 0 {
 		return nil, invalid("request_id", "is 0; name the request to cancel")
 	}
-	if err := authorize(ctx, s.Identify, s.Raft.View(), req.GetSessionId(), req.GetSecret()); err != nil {
+	if err := authorize(ctx, s.Identify, s.Raft, req.GetSessionId(), req.GetSecret()); err != nil {
 		return nil, err
 	}
 	res, err := s.Raft.Propose(ctx, &pb.Command{Kind: &pb.Command_Cancel{Cancel: &pb.CancelCommand{SessionId: req.GetSessionId(), RequestId: req.GetRequestId()}}})
@@ -172,7 +172,7 @@ func (s *Leases) Release(ctx context.Context, req *pb.ReleaseRequest) (*pb.Relea
 	if _, err := s.locate(view, req.GetResource()); err != nil {
 		return nil, err
 	}
-	if err := authorize(ctx, s.Identify, view, req.GetSessionId(), req.GetSecret()); err != nil {
+	if err := authorize(ctx, s.Identify, s.Raft, req.GetSessionId(), req.GetSecret()); err != nil {
 		return nil, err
 	}
 	res, err := s.Raft.Propose(ctx, &pb.Command{Kind: &pb.Command_Release{Release: &pb.ReleaseCommand{

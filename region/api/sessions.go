@@ -95,7 +95,7 @@ func (s *Sessions) OpenSession(ctx context.Context, req *pb.OpenSessionRequest) 
 
 // CloseSession ends a session and gives back all that it holds or waits for.
 func (s *Sessions) CloseSession(ctx context.Context, req *pb.CloseSessionRequest) (*pb.CloseSessionResponse, error) {
-	if err := authorize(ctx, s.Identify, s.Raft.View(), req.GetSessionId(), req.GetSecret()); err != nil {
+	if err := authorize(ctx, s.Identify, s.Raft, req.GetSessionId(), req.GetSecret()); err != nil {
 		return nil, err
 	}
 	res, err := s.Raft.Propose(ctx, &pb.Command{Kind: &pb.Command_CloseSession{CloseSession: &pb.CloseSessionCommand{SessionId: req.GetSessionId()}}})
@@ -224,8 +224,15 @@ func authenticate(view state.View, caller policy.Caller, id string, secret []byt
 	return nil
 }
 
-// authorize is authenticate for the caller of a call.
-func authorize(ctx context.Context, identify func(context.Context) (policy.Caller, bool), view state.View, id string, secret []byte) error {
+// authorize is authenticate for the caller of a call. A server that was deposed
+// and does not know it knows no newer session either: that one has ended is said
+// only after a leadership check, from what is known then.
+func authorize(ctx context.Context, identify func(context.Context) (policy.Caller, bool), raft Raft, id string, secret []byte) error {
 	caller, _ := identify(ctx) // nobody: the secret alone counts
-	return authenticate(view, caller, id, secret)
+	if _, known := raft.View().Session(id); !known {
+		if _, err := raft.Check(ctx); err != nil {
+			return resultError(nil, err)
+		}
+	}
+	return authenticate(raft.View(), caller, id, secret)
 }
