@@ -1,6 +1,8 @@
 package lessor
 
 import (
+	"time"
+
 	"github.com/headlease/headlease/internal/instant"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 	"github.com/headlease/headlease/region/state"
@@ -41,7 +43,7 @@ func (l *Lessor) apply(ev state.Event) {
 		}
 	case state.WaiterEnqueued:
 		if s, ok := l.sessions[ev.Session]; ok {
-			l.wait(s, ev.Request, l.partition(ev.Partition))
+			l.wait(s, state.Waiter{Request: ev.Request, Partition: ev.Partition, WaitMillis: ev.WaitMillis})
 		}
 	case state.WaiterEnded:
 		if s, ok := l.sessions[ev.Session]; ok {
@@ -56,16 +58,28 @@ func (l *Lessor) apply(ev state.Event) {
 		p := l.partition(ev.Partition)
 		p.live, p.epoch = true, ev.Epoch
 		p.changed()
+		l.adopted(p, ev.Unsettled)
 	case state.PartitionDropped:
 		p := l.partition(ev.Partition)
 		p.live = false
 		p.changed()
+		l.settled(p)
+	case state.PartitionSettled:
+		l.settled(l.partition(ev.Partition))
+	case state.DelayBegun:
+		from := l.now
+		if ev.Token == 0 {
+			from = l.partition(ev.Partition).adopted
+		}
+		l.begin(ev.Resource, ev.Token, time.Duration(ev.DelayMillis)*time.Millisecond, from)
+	case state.DelayEnded:
+		l.endedDelay(ev.Resource)
 	case state.RegisterChanged:
 		p := l.partition(ev.Partition)
 		p.d = max(p.d, ev.Record.Value.D)
 	case state.Configured:
 		l.configure(ev.Configuration)
-	case state.TermBegun, state.Initialised, state.PulseCommitted:
+	case state.TermBegun, state.Initialised, state.PulseCommitted, state.ValueChanged, state.PartitionDraining, state.DrainAborted, state.LevelRaised:
 	}
 }
 
@@ -84,6 +98,9 @@ func (l *Lessor) granted(ev state.LeaseGranted) {
 		return
 	}
 	l.unwait(s, ev.Request)
+	if old := s.leases[ev.Resource]; old != nil {
+		l.ended(old, state.EndDropped) // of an epoch that is dropped piece by piece
+	}
 	e := l.hold(s, ev.Resource, l.partition(ev.Partition), ev.Token)
 	if ev.Offered {
 		l.offer(e)

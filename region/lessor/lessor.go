@@ -129,6 +129,7 @@ type Lessor struct {
 	parts    map[string]*partition
 	sessions map[string]*session
 	streams  map[StreamID]*stream
+	delays   map[string]*delay
 	timers   timers
 	inflight map[uint64]*inflight
 	commands uint64
@@ -156,6 +157,11 @@ type partition struct {
 	// partition alone. Both are shared by all that they go to.
 	end  *pb.PartitionEnd
 	push *pb.AttachResponse
+	// adopted is when the epoch was adopted, or the start of the term; unsettled:
+	// lock delays of the owner before may run, until timer.
+	adopted   instant.Instant
+	unsettled bool
+	timer     *timer
 }
 
 // session is a client process as the leader's clock sees it.
@@ -170,7 +176,7 @@ type session struct {
 	closing bool
 	gone    bool
 	leases  map[string]*lease
-	waiting map[uint64]*partition
+	waiting map[uint64]*waiter
 	refs    map[*partition]int
 	// offers are unconfirmed.
 	offers map[*lease]struct{}
@@ -258,7 +264,7 @@ func New(cfg Config, view state.View, term uint64, now instant.Instant) *Lessor 
 	l := &Lessor{
 		cfg: cfg.withDefaults(), term: term, start: now, now: now, generation: 1,
 		parts: map[string]*partition{}, sessions: map[string]*session{}, streams: map[StreamID]*stream{},
-		inflight: map[uint64]*inflight{},
+		inflight: map[uint64]*inflight{}, delays: map[string]*delay{},
 	}
 	l.configure(view.Configuration())
 	for p := range view.Partitions() {
@@ -267,6 +273,7 @@ func New(cfg Config, view state.View, term uint64, now instant.Instant) *Lessor 
 		q.d = max(q.d, p.Register.Value.D)
 		if q.live {
 			q.sent = now.Add(q.d) // assumed as sent by an earlier leader [L3]
+			l.adopted(q, p.Unsettled)
 		}
 	}
 	for s := range view.Sessions() {
@@ -276,7 +283,7 @@ func New(cfg Config, view state.View, term uint64, now instant.Instant) *Lessor 
 		q := l.open(s, now)
 		q.sendable = q.deadline // gated by checked [L2]
 		for w := range view.SessionWaiters(s.ID) {
-			l.wait(q, w.Request, l.partition(w.Partition))
+			l.wait(q, w)
 		}
 		for h := range view.SessionLeases(s.ID) {
 			l.found(q, h)
@@ -285,6 +292,9 @@ func New(cfg Config, view state.View, term uint64, now instant.Instant) *Lessor 
 			q.closing = true
 			l.closed = append(l.closed, q)
 		}
+	}
+	for d := range view.Delays() {
+		l.begin(d.Resource, d.Token, time.Duration(d.DelayMillis)*time.Millisecond, now)
 	}
 	l.empty()
 	return l
@@ -400,18 +410,21 @@ func (l *Lessor) ClockGap(now instant.Instant) {
 	for _, s := range l.sessions {
 		s.deadline = max(s.deadline, now.Add(s.ttl))
 	}
+	l.restart()
 }
 
 // Stats are sizes for metrics and status.
 type Stats struct {
 	Sessions, Streams, Attached, Expiring, Leases, Offers, Revocations, Arrivals, Commands int
+	// Delays are the lock delays that run.
+	Delays int
 	// Timers set, and commands that wait for their turn.
 	Timers, Waiting int
 }
 
 // Stats counts, in time proportional to the sessions.
 func (l *Lessor) Stats() Stats {
-	st := Stats{Sessions: len(l.sessions), Streams: len(l.streams), Arrivals: len(l.arrivals), Commands: len(l.inflight), Timers: len(l.timers)}
+	st := Stats{Sessions: len(l.sessions), Streams: len(l.streams), Arrivals: len(l.arrivals), Commands: len(l.inflight), Timers: len(l.timers), Delays: len(l.delays)}
 	st.Waiting = len(l.expiries) + len(l.backlog)
 	for _, s := range l.sessions {
 		if s.stream != nil {

@@ -21,6 +21,8 @@ func (l *Lessor) Clone() *Lessor {
 		q := *p
 		c.parts[n], parts[p] = &q, &q
 	}
+	waiters := map[*waiter]*waiter{}
+	delays := map[*delay]*delay{}
 	sessions := make(map[*session]*session, len(l.sessions))
 	leases := map[*lease]*lease{}
 	streams := make(map[*stream]*stream, len(l.streams))
@@ -29,6 +31,8 @@ func (l *Lessor) Clone() *Lessor {
 	var copyLease func(*lease) *lease
 	var copyStream func(*stream) *stream
 	var copyCommand func(*inflight) *inflight
+	var copyWaiter func(*waiter) *waiter
+	var copyDelay func(*delay) *delay
 	due := make(map[*timer]*timer, len(l.timers))
 	copyTimer := func(t *timer) *timer {
 		if t == nil {
@@ -40,6 +44,31 @@ func (l *Lessor) Clone() *Lessor {
 		q := *t
 		due[t] = &q
 		q.session, q.stream, q.lease, q.retry = copySession(t.session), copyStream(t.stream), copyLease(t.lease), copyCommand(t.retry)
+		q.waiter, q.delay, q.settle = copyWaiter(t.waiter), copyDelay(t.delay), parts[t.settle]
+		return &q
+	}
+	copyWaiter = func(w *waiter) *waiter {
+		if w == nil {
+			return nil
+		}
+		if q, ok := waiters[w]; ok {
+			return q
+		}
+		q := *w
+		waiters[w] = &q
+		q.session, q.partition, q.timer = copySession(w.session), parts[w.partition], copyTimer(w.timer)
+		return &q
+	}
+	copyDelay = func(d *delay) *delay {
+		if d == nil {
+			return nil
+		}
+		if q, ok := delays[d]; ok {
+			return q
+		}
+		q := *d
+		delays[d] = &q
+		q.timer = copyTimer(d.timer)
 		return &q
 	}
 	copyArrival := func(a arrival) arrival {
@@ -98,9 +127,9 @@ func (l *Lessor) Clone() *Lessor {
 		for r, e := range s.leases {
 			q.leases[r] = copyLease(e)
 		}
-		q.waiting = make(map[uint64]*partition, len(s.waiting))
-		for r, p := range s.waiting {
-			q.waiting[r] = parts[p]
+		q.waiting = make(map[uint64]*waiter, len(s.waiting))
+		for r, w := range s.waiting {
+			q.waiting[r] = copyWaiter(w)
 		}
 		q.offers = make(map[*lease]struct{}, len(s.offers))
 		for e := range s.offers {
@@ -116,7 +145,10 @@ func (l *Lessor) Clone() *Lessor {
 		if f == nil {
 			return nil
 		}
-		q := &inflight{command: f.command, lease: copyLease(f.lease), end: f.end}
+		q := &inflight{
+			command: f.command, lease: copyLease(f.lease), end: f.end, waiter: copyWaiter(f.waiter), delay: copyDelay(f.delay),
+			settle: parts[f.settle], epoch: f.epoch,
+		}
 		for _, s := range f.sessions {
 			q.sessions = append(q.sessions, copySession(s))
 		}
@@ -136,6 +168,13 @@ func (l *Lessor) Clone() *Lessor {
 	}
 	for i, st := range c.strangers {
 		c.strangers[i] = copyStream(st)
+	}
+	for _, p := range c.parts {
+		p.timer = copyTimer(p.timer)
+	}
+	c.delays = make(map[string]*delay, len(l.delays))
+	for r, d := range l.delays {
+		c.delays[r] = copyDelay(d)
 	}
 	c.timers = slices.Clone(l.timers)
 	for i, t := range c.timers {
@@ -167,7 +206,7 @@ func (l *Lessor) AppendState(b []byte, now instant.Instant, deposed bool) []byte
 	b = append(b, flags(l.checked, l.pulse, l.over, l.wanted > l.begun, l.begun > l.passed))
 	for _, n := range slices.Sorted(maps.Keys(l.parts)) {
 		p := l.parts[n]
-		b = append(append(b, n...), 0, flags(p.live))
+		b = append(append(b, n...), 0, flags(p.live, p.unsettled))
 		u(uint64(p.epoch))
 		u(uint64(p.holdEpoch))
 		u(left(p.holdUntil))
@@ -239,6 +278,12 @@ func (l *Lessor) AppendState(b []byte, now instant.Instant, deposed bool) []byte
 			if e := t.lease; !e.proposed {
 				due = append(due, appendLease(binary.AppendUvarint([]byte{3}, left(t.due)), e))
 			}
+		case timerWait:
+			due = append(due, appendWaiter(binary.AppendUvarint([]byte{5}, left(t.due)), t.waiter))
+		case timerDelay:
+			due = append(due, appendDelay(binary.AppendUvarint([]byte{6}, left(t.due)), t.delay))
+		case timerSettle:
+			due = append(due, append(binary.AppendUvarint([]byte{7}, left(t.due)), t.settle.name...))
 		case timerExpiry, timerOffer: // follow from deadline and offerEnd
 		}
 	}
@@ -263,7 +308,23 @@ func (f *inflight) form(b []byte) []byte {
 	for _, s := range f.sessions {
 		b = append(append(b, s.id...), 0, flags(s.gone))
 	}
+	switch {
+	case f.waiter != nil:
+		b = appendWaiter(append(b, 1), f.waiter)
+	case f.delay != nil:
+		b = appendDelay(append(b, 2), f.delay)
+	case f.settle != nil:
+		b = binary.AppendUvarint(append(append(b, 3), f.settle.name...), uint64(f.epoch))
+	}
 	return b
+}
+
+func appendWaiter(b []byte, w *waiter) []byte {
+	return binary.AppendUvarint(append(append(b, w.session.id...), 0, flags(w.gone)), w.request)
+}
+
+func appendDelay(b []byte, d *delay) []byte {
+	return binary.AppendUvarint(append(append(b, d.resource...), 0, flags(d.gone)), uint64(d.token))
 }
 
 func appendLease(b []byte, e *lease) []byte {

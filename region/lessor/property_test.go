@@ -301,15 +301,17 @@ func TestCloneIsIndependent(t *testing.T) {
 // Whoever adds a field must think of Clone and AppendState.
 func TestModelKnowsEveryField(t *testing.T) {
 	for typ, want := range map[reflect.Type]int{
-		reflect.TypeFor[Lessor]():    26,
-		reflect.TypeFor[partition](): 9,
+		reflect.TypeFor[Lessor]():    27,
+		reflect.TypeFor[partition](): 12,
 		reflect.TypeFor[session]():   25,
 		reflect.TypeFor[lease]():     13,
 		reflect.TypeFor[stream]():    6,
 		reflect.TypeFor[arrival]():   4,
-		reflect.TypeFor[timer]():     7,
-		reflect.TypeFor[inflight]():  4,
+		reflect.TypeFor[timer]():     10,
+		reflect.TypeFor[inflight]():  8,
 		reflect.TypeFor[point]():     2,
+		reflect.TypeFor[waiter]():    5,
+		reflect.TypeFor[delay]():     5,
 	} {
 		if got := typ.NumField(); got != want {
 			t.Errorf("%v has %d fields, model.go was written for %d: look at Clone and AppendState", typ, got, want)

@@ -45,6 +45,7 @@ func newRig(t testing.TB, n int) *rig {
 		ClusterId: "c", Version: 1, Shards: 1, DNs: int64(d), Voters: []*pb.Voter{{Id: "region/eu", Incarnation: 1}, {Id: "witness/w", Incarnation: 2}},
 		Partitions: []*pb.PartitionSpec{{Name: part, Shards: []*pb.ShardRange{{}}, Prefer: []string{"eu"}}},
 	}}}})
+	r.must(&pb.Command{Kind: &pb.Command_RaiseLevel{RaiseLevel: &pb.RaiseLevelCommand{Level: state.MaxLevel}}})
 	r.adopt(1)
 	for i := range n {
 		r.open(fmt.Sprintf("s%d", i), ttl)

@@ -268,6 +268,8 @@ func (l *Lessor) Answer(now instant.Instant, id, resource string, token fence.To
 	}
 	p := e.partition
 	switch {
+	case token.Epoch() != p.epoch && p.live:
+		return nil, ErrNotHeld // of an epoch that is dropped piece by piece [L6]
 	case !p.held(now):
 		return nil, ErrLapsed
 	case !l.pulse || s.expiring:

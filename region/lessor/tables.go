@@ -13,7 +13,7 @@ import (
 func (l *Lessor) open(s state.Session, now instant.Instant) *session {
 	q := &session{
 		id: s.ID, ttl: time.Duration(s.TTLMillis) * time.Millisecond,
-		leases: map[string]*lease{}, waiting: map[uint64]*partition{}, refs: map[*partition]int{}, offers: map[*lease]struct{}{},
+		leases: map[string]*lease{}, waiting: map[uint64]*waiter{}, refs: map[*partition]int{}, offers: map[*lease]struct{}{},
 	}
 	q.deadline = now.Add(q.ttl)
 	l.sessions[q.id] = q
@@ -68,20 +68,6 @@ func (l *Lessor) wake(e *lease, kind timerKind, due instant.Instant) {
 	}
 	e.timer.kind = kind
 	l.at(due, e.timer)
-}
-
-func (l *Lessor) wait(s *session, request uint64, p *partition) {
-	if _, ok := s.waiting[request]; !ok {
-		s.waiting[request] = p
-		l.refer(s, p, 1)
-	}
-}
-
-func (l *Lessor) unwait(s *session, request uint64) {
-	if p, ok := s.waiting[request]; ok {
-		delete(s.waiting, request)
-		l.refer(s, p, -1)
-	}
 }
 
 // refer counts what a session, and so its stream, has in a partition.
@@ -164,6 +150,9 @@ func (l *Lessor) forget(s *session) {
 	for _, e := range s.leases {
 		e.gone = true
 		l.stop(e.timer)
+	}
+	for _, q := range s.waiting {
+		l.leaveWait(q)
 	}
 	s.gone = true
 	delete(l.sessions, s.id)

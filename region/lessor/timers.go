@@ -4,6 +4,7 @@ import (
 	"container/heap"
 	"fmt"
 
+	"github.com/headlease/headlease/fence"
 	"github.com/headlease/headlease/internal/instant"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 	"github.com/headlease/headlease/region/state"
@@ -17,6 +18,9 @@ const (
 	timerOffer
 	timerRevocation
 	timerRetry
+	timerWait
+	timerDelay
+	timerSettle
 )
 
 // timer is due no later than what it waits for; one that is early is put back.
@@ -30,6 +34,9 @@ type timer struct {
 	stream  *stream
 	lease   *lease
 	retry   *inflight
+	waiter  *waiter
+	delay   *delay
+	settle  *partition
 }
 
 // timers is a heap by due.
@@ -63,6 +70,10 @@ type inflight struct {
 	sessions []*session // Expire
 	lease    *lease     // Revoke, EndRevocation
 	end      bool       // EndRevocation
+	waiter   *waiter    // EndWait
+	delay    *delay     // EndDelay
+	settle   *partition // Settle, of its epoch
+	epoch    fence.Epoch
 }
 
 // at starts a timer, or moves it.
@@ -122,6 +133,12 @@ func (l *Lessor) Tick(now instant.Instant) {
 			}
 		case timerRetry:
 			l.again(t.retry)
+		case timerWait:
+			l.endWait(t.waiter)
+		case timerDelay:
+			l.endDelay(t.delay)
+		case timerSettle:
+			l.settle(t.settle)
 		}
 	}
 	l.expire(expired)
@@ -247,6 +264,9 @@ func (l *Lessor) CommandDone(now instant.Instant, id uint64, result *pb.CommandR
 		l.expire(left)
 		f = &inflight{sessions: rest}
 	}
+	if err == nil && result.GetError() != nil {
+		f.refused()
+	}
 	if f.open() {
 		l.at(l.now.Add(l.cfg.RetryAfter), &timer{kind: timerRetry, retry: f})
 	}
@@ -254,8 +274,15 @@ func (l *Lessor) CommandDone(now instant.Instant, id uint64, result *pb.CommandR
 
 // open reports whether a command has work left.
 func (f *inflight) open() bool {
-	if f.lease != nil {
+	switch {
+	case f.lease != nil:
 		return !f.lease.gone && (f.end || !f.lease.revoked)
+	case f.waiter != nil:
+		return !f.waiter.gone
+	case f.delay != nil:
+		return !f.delay.gone
+	case f.settle != nil:
+		return f.settle.unsettled && f.settle.live && f.settle.epoch == f.epoch
 	}
 	for _, s := range f.sessions {
 		if !s.gone {
@@ -273,6 +300,12 @@ func (l *Lessor) again(f *inflight) {
 		l.endRevocation(f.lease)
 	case f.lease != nil:
 		l.revoke(f.lease)
+	case f.waiter != nil:
+		l.endWait(f.waiter)
+	case f.delay != nil:
+		l.endDelay(f.delay)
+	case f.settle != nil:
+		l.settle(f.settle)
 	default:
 		var left []*session
 		for _, s := range f.sessions {
