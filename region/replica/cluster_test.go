@@ -19,7 +19,16 @@ import (
 	"github.com/headlease/headlease/region/state"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(childEnv); dir != "" {
+		if err := beChild(dir); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // goClock is Go's time as a lease clock: virtual in a synctest bubble.
 type goClock struct{ start time.Time }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"sync/atomic"
+	"time"
 
 	"github.com/hashicorp/raft"
 	"google.golang.org/protobuf/proto"
@@ -143,14 +144,26 @@ type snapshot struct{ view state.View }
 
 // Persist writes the View; hashicorp/raft closes or cancels the sink.
 func (s snapshot) Persist(sink raft.SnapshotSink) error {
-	w := bufio.NewWriterSize(sink, 1<<18)
-	if err := s.view.WriteSnapshot(w); err != nil {
-		return fmt.Errorf("write snapshot %s: %w", sink.ID(), err)
-	}
-	if err := w.Flush(); err != nil {
+	if err := s.view.WriteSnapshot(&paced{w: sink, since: time.Now()}); err != nil {
 		return fmt.Errorf("write snapshot %s: %w", sink.ID(), err)
 	}
 	return nil
 }
+
+// paced rests after each chunk as long as it took to make and write it: a
+// snapshot must not keep a processor from the commands beside it.
+type paced struct {
+	w     io.Writer
+	since time.Time
+}
+
+func (p *paced) Write(b []byte) (int, error) {
+	n, err := p.w.Write(b)
+	time.Sleep(min(time.Since(p.since), maxRest))
+	p.since = time.Now()
+	return n, err
+}
+
+const maxRest = 20 * time.Millisecond
 
 func (s snapshot) Release() {}

@@ -14,7 +14,7 @@ import (
 
 // repairTail makes a write-ahead log usable whose process ended between the
 // append that filled a file and the beginning of the next one, which raft-wal
-// v0.4.0 does afterwards, in the background. It then opens the log with a full
+// v0.4.2 does afterwards, in the background. It then opens the log with a full
 // last file and never begins another: every append fails with "segment is
 // sealed", after each restart again. The same follows when that append was itself
 // cut off by the crash (docs/decisions/0045).
