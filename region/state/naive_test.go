@@ -44,9 +44,9 @@ type naivePart struct {
 func (p *naivePart) grants() bool { return p.phase == phaseActive && p.seq < fence.MaxSeq }
 
 type naiveSession struct {
-	identity         string
-	lowest           uint64
-	closing, orderly bool
+	identity string
+	lowest   uint64
+	closing  bool
 	// what was asked for by every id ever seen; cancelled ids have none.
 	asked map[uint64]naiveAsked
 }

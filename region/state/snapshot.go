@@ -188,26 +188,26 @@ func (sw *snapshotWriter) semaphores(r *root) {
 	flush()
 }
 
-func (s *snapshotWriter) put(c *pb.SnapshotChunk) {
-	if s.err != nil {
+func (sw *snapshotWriter) put(c *pb.SnapshotChunk) {
+	if sw.err != nil {
 		return
 	}
 	const prefix = 8
-	b, err := proto.MarshalOptions{Deterministic: true}.MarshalAppend(append(s.buf[:0], make([]byte, prefix)...), c)
-	s.buf = b
+	b, err := proto.MarshalOptions{Deterministic: true}.MarshalAppend(append(sw.buf[:0], make([]byte, prefix)...), c)
+	sw.buf = b
 	switch n := len(b) - prefix; {
 	case err != nil:
-		s.err = fmt.Errorf("snapshot: %w", err)
+		sw.err = fmt.Errorf("snapshot: %w", err)
 		return
 	case n > chunkMax:
-		s.err = fmt.Errorf("snapshot: a chunk of %d bytes is above %d", n, chunkMax)
+		sw.err = fmt.Errorf("snapshot: a chunk of %d bytes is above %d", n, chunkMax)
 		return
 	default:
 		binary.BigEndian.PutUint32(b, uint32(n))
 	}
 	binary.BigEndian.PutUint32(b[4:], checksum(b[:4], b[prefix:]))
-	if _, err := s.w.Write(b); err != nil {
-		s.err = fmt.Errorf("snapshot: %w", err)
+	if _, err := sw.w.Write(b); err != nil {
+		sw.err = fmt.Errorf("snapshot: %w", err)
 	}
 }
 

@@ -22,6 +22,15 @@ func write(t interface {
 	return b.Bytes()
 }
 
+func readBack(t testing.TB, data []byte) *Machine {
+	t.Helper()
+	m, err := ReadSnapshot(bytes.NewReader(data))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
 // restore sends a machine through a snapshot and checks that it came back.
 func restore(t testing.TB, m *Machine) *Machine {
 	t.Helper()
