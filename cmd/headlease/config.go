@@ -12,13 +12,15 @@ import (
 func newConfigCmd(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "config",
-		Short: "Show an example of the cluster file, or check one",
+		Short: "Show and change the cluster's configuration; examples and checks of the cluster file",
 		Example: `  headlease config example > cluster.yaml
-  headlease config check cluster.yaml`,
+  headlease config check cluster.yaml
+  headlease config show
+  headlease config apply cluster.yaml`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newConfigExampleCmd(a), newConfigCheckCmd(a))
+	cmd.AddCommand(newConfigExampleCmd(a), newConfigCheckCmd(a), newConfigShowCmd(a), newConfigApplyCmd(a))
 	return cmd
 }
 

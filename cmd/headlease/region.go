@@ -29,7 +29,7 @@ func newRegionCmd(a *app) *cobra.Command {
 	var drills, join bool
 	cmd := &cobra.Command{
 		Use:   "region",
-		Short: "Run a region server",
+		Short: "Run a region server, or change which regions vote",
 		Long: `Region runs one region server of the cluster file: a member of its region's Raft
 group. It serves leases after 'headlease init' has set the cluster up.
 
@@ -60,6 +60,7 @@ leadership over first.`,
 	cmd.Flags().BoolVar(&join, "join", false, "with an empty data directory, ask the region to be added instead of waiting for init ('headlease server')")
 	cmd.Flags().BoolVar(&drills, "drills", false, "let an admin inject faults; never in production")
 	cmd.Flags().StringVar(&faults, "faults", "", "file of the faults in force from the start; needs --drills")
+	cmd.AddCommand(regionMemberCmds(a)...)
 	return cmd
 }
 

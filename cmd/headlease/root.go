@@ -17,6 +17,8 @@ import (
 // counts before its variable, a variable before the cluster file.
 type app struct {
 	stdout, stderr io.Writer
+	// in answers questions; nil: the standard input.
+	in io.Reader
 
 	config    string
 	certs     string

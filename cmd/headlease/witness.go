@@ -7,11 +7,14 @@ import (
 )
 
 func newWitnessCmd(a *app) *cobra.Command {
-	return command.New(command.Env{
+	cmd := command.New(command.Env{
 		File:     a.clusterFile,
 		Path:     func() string { return a.config },
 		Insecure: func() bool { return a.insecure },
 		Logger:   a.logger,
 		Args:     usage,
 	})
+	cmd.Short = "Run a witness, or change which ones vote"
+	cmd.AddCommand(witnessMemberCmds(a)...)
+	return cmd
 }

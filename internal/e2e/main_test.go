@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"log/slog"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/headlease/headlease/client"
 	"github.com/headlease/headlease/client/admin"
+	"github.com/headlease/headlease/internal/clusterfile"
 	"github.com/headlease/headlease/internal/devcluster"
 	"github.com/headlease/headlease/internal/link"
 	"github.com/headlease/headlease/internal/pki"
@@ -61,6 +63,12 @@ const (
 // start runs a cluster in dir until the test ends.
 func start(t testing.TB, o devcluster.Options) *cluster {
 	t.Helper()
+	return startWith(t, o, func(f clusterfile.File) clusterfile.File { return f })
+}
+
+// startWith is start with an init that is given another cluster file.
+func startWith(t testing.TB, o devcluster.Options, initial func(clusterfile.File) clusterfile.File) *cluster {
+	t.Helper()
 	c := &cluster{t: t}
 	o.Binary, o.Logger = binary, slog.New(slog.DiscardHandler)
 	if o.Dir == "" {
@@ -76,7 +84,9 @@ func start(t testing.TB, o devcluster.Options) *cluster {
 			return err
 		}
 		c.admin = admin.New(d.File(), c.links)
-		if _, err := c.admin.Init(ctx, func(string) {}); err != nil {
+		first := admin.New(initial(d.File()), c.links)
+		_, err = first.Init(ctx, func(string) {})
+		if err := errors.Join(err, first.Close()); err != nil {
 			return err
 		}
 		return c.admin.WaitOwned(ctx)
