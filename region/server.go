@@ -26,6 +26,7 @@ import (
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 	"github.com/headlease/headlease/region/admission"
 	"github.com/headlease/headlease/region/api"
+	"github.com/headlease/headlease/region/divergence"
 	lessorrun "github.com/headlease/headlease/region/lessor/run"
 	"github.com/headlease/headlease/region/mux"
 	"github.com/headlease/headlease/region/replica"
@@ -258,6 +259,7 @@ func (s *Server) Run(ctx context.Context) error {
 		rungroup.Task{Name: "join", Run: s.join},
 		rungroup.Task{Name: "feature level", Run: s.group.RaiseLevels},
 		rungroup.Task{Name: "detector", Run: s.detector.Run},
+		rungroup.Task{Name: "state hash", Run: (&divergence.Teller{Raft: s.replica, Logger: s.cfg.Logger}).Run},
 		rungroup.Task{Name: "lessor", Run: s.lessor.Run},
 		rungroup.Task{Name: "watches", Run: s.watches.Run},
 		rungroup.Task{Name: "votes", Run: func(ctx context.Context) error { return link.ServeGRPC(ctx, s.votes, s.votesLn, stopGrace) }},

@@ -103,6 +103,7 @@ func (n *Network) Region(cfg Config) *Region {
 	r.Elect(0)
 	r.must(&pb.Command{Kind: &pb.Command_InitRegion{InitRegion: &pb.InitRegionCommand{Region: cfg.Name, Incarnation: r.incarnation()}}})
 	r.must(&pb.Command{Kind: &pb.Command_Configure{Configure: &pb.ConfigureCommand{Configuration: r.configuration()}}})
+	r.must(&pb.Command{Kind: &pb.Command_RaiseLevel{RaiseLevel: &pb.RaiseLevelCommand{Level: state.MaxLevel}}})
 	for _, s := range r.servers {
 		s.Start()
 	}

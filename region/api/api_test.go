@@ -30,6 +30,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // world is a region of three in memory, with connections to its leader and to
 // a follower.
 type world struct {
+	network          *regiontest.Network
 	region           *regiontest.Region
 	leader, follower *grpc.ClientConn
 }
@@ -37,7 +38,7 @@ type world struct {
 func inWorld(t *testing.T, f func(t *testing.T, w *world)) {
 	synctest.Test(t, func(t *testing.T) {
 		n := regiontest.NewNetwork(t)
-		w := &world{region: n.Region(regiontest.Config{Name: "eu"})}
+		w := &world{network: n, region: n.Region(regiontest.Config{Name: "eu"})}
 		w.region.Own(1)
 		w.leader, w.follower = dial(t, n, "eu-1"), dial(t, n, "eu-2")
 		f(t, w)
@@ -47,6 +48,16 @@ func inWorld(t *testing.T, f func(t *testing.T, w *world)) {
 func dial(t *testing.T, n *regiontest.Network, server string) *grpc.ClientConn {
 	t.Helper()
 	c, err := n.Links("alice").DialGRPC(link.PlaneAPI, link.Peer{Address: server})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+func dialAs(t *testing.T, w *world, name string, server int) *grpc.ClientConn {
+	t.Helper()
+	c, err := w.network.Links(name).DialGRPC(link.PlaneAPI, link.Peer{Address: w.region.Server(server).Name()})
 	if err != nil {
 		t.Fatal(err)
 	}

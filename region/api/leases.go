@@ -1,8 +1,10 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -22,6 +24,10 @@ const lapsedRetry = 250 * time.Millisecond
 const (
 	defaultPage = 100
 	maxPage     = 1000
+	// maxPageBytes bounds a page with values; a lease without one has some
+	// leaseBytes.
+	maxPageBytes = 1 << 20
+	leaseBytes   = 512
 )
 
 // Leases is the LeaseService on the leader.
@@ -94,15 +100,43 @@ func (s *Leases) explain(d *pb.ErrorDetail) *pb.ErrorDetail {
 	return d
 }
 
+// checkAcquire names the first field of a request that cannot be right.
+func checkAcquire(req *pb.AcquireRequest) error {
+	name := req.GetResource()
+	switch {
+	case req.GetRequestId() == 0:
+		return invalid("request_id", "is 0; number the session's requests from 1")
+	case req.GetLowestOpenRequest() > req.GetRequestId():
+		return invalid("lowest_open_request", "%d is above this very request's id %d", req.GetLowestOpenRequest(), req.GetRequestId())
+	case req.GetLockDelayMs() < 0 || req.GetLockDelayMs() > state.MaxLockDelayMillis:
+		return invalid("lock_delay_ms", "%d is out of range; choose 0 to %d", req.GetLockDelayMs(), state.MaxLockDelayMillis)
+	case req.GetWaitMs() < 0 || req.GetWaitMs() > state.MaxWaitMillis:
+		return invalid("wait_ms", "%d is out of range; choose up to %d, or 0 to wait until it is cancelled", req.GetWaitMs(), state.MaxWaitMillis)
+	case req.GetWaitMs() > 0 && !req.GetWait():
+		return invalid("wait_ms", "is given without wait; set wait, or leave wait_ms out")
+	case req.GetSlots() > state.MaxSlots:
+		return invalid("slots", "%d are too many; a semaphore has up to %d", req.GetSlots(), state.MaxSlots)
+	case req.GetSlots() > 0 && strings.HasPrefix(name, "shard/"):
+		return invalid("slots", "%d are asked for of %s; only a lock/NAME has slots", req.GetSlots(), name)
+	case req.GetSlots() > 0 && strings.Contains(name, "#"):
+		return invalid("resource", "%q has a slot's number already; with slots name the semaphore without one", name)
+	}
+	return checkValue(req.GetValue())
+}
+
+func checkValue(value []byte) error {
+	if len(value) > state.MaxValue {
+		return invalid("value", "has %d bytes; at most %d are kept beside a lease, put the rest elsewhere and its name here", len(value), state.MaxValue)
+	}
+	return nil
+}
+
 // Acquire tries once, or takes a place in the queue.
 func (s *Leases) Acquire(ctx context.Context, req *pb.AcquireRequest) (*pb.AcquireResponse, error) {
 	arrived := s.Clock.Now()
 	view := s.Raft.View()
-	if req.GetRequestId() == 0 {
-		return nil, invalid("request_id", "is 0; number the session's requests from 1")
-	}
-	if req.GetLowestOpenRequest() > req.GetRequestId() {
-		return nil, invalid("lowest_open_request", "%d is above this very request's id %d", req.GetLowestOpenRequest(), req.GetRequestId())
+	if err := checkAcquire(req); err != nil {
+		return nil, err
 	}
 	place, err := s.locate(view, req.GetResource())
 	if err != nil {
@@ -118,6 +152,7 @@ func (s *Leases) Acquire(ctx context.Context, req *pb.AcquireRequest) (*pb.Acqui
 	res, err := s.Raft.Propose(ctx, &pb.Command{Kind: &pb.Command_Acquire{Acquire: &pb.AcquireCommand{
 		SessionId: req.GetSessionId(), RequestId: req.GetRequestId(), LowestOpenRequest: req.GetLowestOpenRequest(),
 		Resource: req.GetResource(), Partition: place.Partition, Epoch: uint32(epoch), Wait: req.GetWait(),
+		Value: req.GetValue(), LockDelayMs: req.GetLockDelayMs(), WaitMs: req.GetWaitMs(), Slots: req.GetSlots(),
 	}}})
 	if res.GetError() != nil {
 		s.explain(res.GetError())
@@ -128,12 +163,14 @@ func (s *Leases) Acquire(ctx context.Context, req *pb.AcquireRequest) (*pb.Acqui
 	out := &pb.AcquireResponse{ReceivedAt: int64(arrived)}
 	switch o := res.GetAcquire().GetOutcome().(type) {
 	case *pb.AcquireResult_Granted:
-		held, term, err := s.Lessor.Answer(ctx, req.GetSessionId(), req.GetResource(), fence.Token(o.Granted.GetToken()))
+		// With slots, the state machine names the one that it granted.
+		resource := cmp.Or(o.Granted.GetResource(), req.GetResource())
+		held, term, err := s.Lessor.Answer(ctx, req.GetSessionId(), resource, fence.Token(o.Granted.GetToken()))
 		switch {
 		case errors.Is(err, lessor.ErrLapsed):
 			return nil, s.notHeld(s.Raft.View(), place.Partition)
 		case errors.Is(err, lessor.ErrNotHeld):
-			return nil, fail(&pb.ErrorDetail{Kind: &pb.ErrorDetail_NotHolder{NotHolder: &pb.NotHolder{Resource: req.GetResource(), Token: o.Granted.GetToken()}}})
+			return nil, fail(&pb.ErrorDetail{Kind: &pb.ErrorDetail_NotHolder{NotHolder: &pb.NotHolder{Resource: resource, Token: o.Granted.GetToken()}}})
 		case errors.Is(err, run.ErrNotLeading):
 			return nil, notLeader("")
 		case err != nil:
@@ -143,11 +180,37 @@ func (s *Leases) Acquire(ctx context.Context, req *pb.AcquireRequest) (*pb.Acqui
 	case *pb.AcquireResult_Queued:
 		out.Outcome = &pb.AcquireResponse_Queued{Queued: &pb.Queued{Ahead: o.Queued.GetAhead()}}
 	case *pb.AcquireResult_Busy:
-		out.Outcome = &pb.AcquireResponse_Busy{Busy: &pb.Busy{Holder: o.Busy.GetHolder(), Token: o.Busy.GetToken(), Waiters: o.Busy.GetWaiters()}}
+		out.Outcome = &pb.AcquireResponse_Busy{Busy: &pb.Busy{
+			Holder: o.Busy.GetHolder(), Token: o.Busy.GetToken(), Waiters: o.Busy.GetWaiters(), Delayed: o.Busy.GetDelayed(),
+		}}
 	default:
 		return nil, errors.New("internal: an Acquire without an outcome")
 	}
 	return out, nil
+}
+
+// SetValue replaces the value on a lease that the session holds with that token.
+func (s *Leases) SetValue(ctx context.Context, req *pb.SetValueRequest) (*pb.SetValueResponse, error) {
+	view := s.Raft.View()
+	if req.GetToken() == 0 {
+		return nil, invalid("token", "is 0; give the token of the lease that the value is for")
+	}
+	if err := checkValue(req.GetValue()); err != nil {
+		return nil, err
+	}
+	if _, err := s.locate(view, req.GetResource()); err != nil {
+		return nil, err
+	}
+	if err := authorize(ctx, s.Identify, s.Raft, req.GetSessionId(), req.GetSecret()); err != nil {
+		return nil, err
+	}
+	res, err := s.Raft.Propose(ctx, &pb.Command{Kind: &pb.Command_SetValue{SetValue: &pb.SetValueCommand{
+		SessionId: req.GetSessionId(), Resource: req.GetResource(), Token: req.GetToken(), Value: req.GetValue(),
+	}}})
+	if err := resultError(res, err); err != nil {
+		return nil, err
+	}
+	return &pb.SetValueResponse{Revision: res.GetSetValue().GetRevision()}, nil
 }
 
 // CancelAcquire gives up a queue place, or tells the token that was granted
@@ -219,7 +282,12 @@ func (s *Leases) ListLeases(ctx context.Context, req *pb.ListLeasesRequest) (*pb
 	}
 	page, next := s.Raft.View().ListLeases(req.GetPrefix(), req.GetPage(), limit)
 	out := &pb.ListLeasesResponse{NextPage: next}
-	for _, l := range page {
+	size := 0
+	for i, l := range page {
+		if size += len(l.Value) + leaseBytes; size > maxPageBytes && i > 0 {
+			out.NextPage = page[i-1].Resource
+			break
+		}
 		out.Leases = append(out.Leases, s.info(l))
 	}
 	return out, nil
@@ -229,5 +297,6 @@ func (s *Leases) info(l state.Lease) *pb.LeaseInfo {
 	return &pb.LeaseInfo{
 		Resource: l.Resource, Token: uint64(l.Token), SessionId: l.Session, Holder: l.Holder,
 		Partition: l.Partition, Region: s.Region, Waiters: uint32(l.Waiters), Revoked: l.Revoked,
+		Value: []byte(l.Value), LockDelayMs: l.LockDelayMillis, Revision: l.Revision,
 	}
 }
