@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"time"
 
 	"google.golang.org/grpc"
 
 	"github.com/headlease/headlease/fence"
+	"github.com/headlease/headlease/internal/instant"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
 
@@ -18,51 +20,146 @@ const (
 	patience = 3 * time.Second
 	// cancelTimeout bounds what is done for a caller that has gone.
 	cancelTimeout = 2 * time.Second
-	// probeEvery is how often a waiter makes sure that its region still owns
+	// probeEvery is about how often a waiter makes sure that its region still owns
 	// the partition: one that is cut off cannot tell.
 	probeEvery = 5 * time.Second
+	// waitGrace is how much longer than it has asked for a request waits when its
+	// region does not say that the time is over.
+	waitGrace = time.Second
+	// maxUnbelieved is how long a granted token may wait for its validity.
+	maxUnbelieved = 2 * time.Second
 )
+
+// Acquire takes a lease on a resource: shard/N, lock/NAME or lock/NAME#SLOT.
+// Without Wait it fails with ErrBusy when somebody else holds it. It looks for
+// the region that owns the resource's partition, waits out lapses and
+// promotions, and gives up when ctx does.
+func (s *Session) Acquire(ctx context.Context, resource string, options ...Option) (*Lease, error) {
+	o, err := newAcquireOptions(resource, 0, options)
+	if err != nil {
+		return nil, err
+	}
+	return s.acquire(ctx, o)
+}
+
+// AcquireSlot takes a lease on any free slot of a semaphore with so many slots:
+// of lock/NAME these are lock/NAME#0 and so on, and the lease's Resource says
+// which one it is. All who use a semaphore must give the same number. A slot of
+// it must not also be acquired by its own name in the same session.
+func (s *Session) AcquireSlot(ctx context.Context, resource string, slots int, options ...Option) (*Lease, error) {
+	if slots < 1 {
+		return nil, invalidField("slots", fmt.Sprintf("%d is out of range; choose 1 to %d", slots, MaxSlots))
+	}
+	o, err := newAcquireOptions(resource, slots, options)
+	if err != nil {
+		return nil, err
+	}
+	return s.acquire(ctx, o)
+}
+
+func (s *Session) acquire(ctx context.Context, o acquireOptions) (lease *Lease, err error) {
+	var deadline instant.Instant
+	if o.atMost > 0 {
+		deadline = s.client.cfg.Clock.Now().Add(o.atMost)
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, o.atMost+waitGrace, waitEnded(o))
+		defer cancel()
+	}
+	err = s.client.route(ctx, o.resource, func(ctx context.Context, r *region) (err error) {
+		lease, err = r.acquire(ctx, s.seats[r.name], o, deadline)
+		return err
+	})
+	return lease, err
+}
+
+func waitEnded(o acquireOptions) *Error {
+	return errorOfDetail(&pb.ErrorDetail{Kind: &pb.ErrorDetail_WaitEnded{WaitEnded: &pb.WaitEnded{
+		Resource: o.resource, WaitedMs: o.atMost.Milliseconds(),
+	}}})
+}
 
 // acquire asks this region for a lease. An error of the region itself leaves
 // nothing behind: what may have been granted all the same is cancelled or
 // released in the background.
-func (r *region) acquire(ctx context.Context, resource string, o acquireOptions) (*Lease, error) {
-	s, err := r.openSession(ctx)
+func (r *region) acquire(ctx context.Context, p *seat, o acquireOptions, deadline instant.Instant) (*Lease, error) {
+	s, err := p.open(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if err := r.takeTurn(ctx, s, resource, o.wait); err != nil {
-		return nil, err
+	// Each of a semaphore's slots is a resource of its own: nobody here is in
+	// another's way.
+	if o.slots == 0 {
+		if err := r.takeTurn(ctx, s, o, deadline); err != nil {
+			return nil, err
+		}
 	}
-	token, err := r.request(ctx, s, resource, o)
+	got, err := r.request(ctx, s, o, deadline)
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if err == nil && o.slots != 0 && !s.tryTurn(got.resource) {
+		r.releaseStranger(s, got.resource, got.token)
+		return nil, &BusyError{Resource: got.resource, Holder: "this very session, which acquired the slot by its name"}
+	}
 	if err == nil {
 		var l *Lease
-		if l, err = r.newLease(s, resource, token); err == nil {
+		if l, err = r.believe(ctx, s, got.resource, got.token); err == nil {
 			return l, nil // it has the turn now
 		}
 	}
-	s.passTurn(resource)
+	switch {
+	case o.slots == 0:
+		s.passTurn(o.resource)
+	case got.resource != "":
+		s.passTurn(got.resource)
+	}
 	return nil, err
+}
+
+// believe makes the lease of a granted token, once it is valid here: a new
+// leader may name it before it can say how far its head lease reaches, or before
+// its clock is mapped. r.mu is held, but not while waiting.
+func (r *region) believe(ctx context.Context, s *session, resource string, token fence.Token) (*Lease, error) {
+	for began := r.now(); ; {
+		if s.over {
+			return nil, s.expired()
+		}
+		now := r.now()
+		if r.table.ContextEnd(s.id, resource, token) > now {
+			return r.newLease(s, resource, token), nil
+		}
+		held, ok := r.table.Lease(s.id, resource)
+		if !ok || held != token || now.Sub(began) > min(s.ttl/3, maxUnbelieved) || ctx.Err() != nil {
+			r.releaseStranger(s, resource, token)
+			return nil, overBefore(resource)
+		}
+		r.mu.Unlock()
+		select {
+		case <-ctx.Done():
+		case <-s.ctx.Done():
+		case <-time.After(minRetry):
+		}
+		r.mu.Lock()
+	}
 }
 
 // request is one Acquire with its retries, all under one id, so that however
 // often it is sent it is answered once [F17].
-func (r *region) request(ctx context.Context, s *session, resource string, o acquireOptions) (fence.Token, error) {
+func (r *region) request(ctx context.Context, s *session, o acquireOptions, deadline instant.Instant) (outcome, error) {
 	r.mu.Lock()
 	if s.over {
 		r.mu.Unlock()
-		return 0, s.expired()
+		return outcome{}, s.expired()
 	}
 	s.request++
 	id := s.request
 	got := make(chan outcome, 1)
 	s.waiting[id] = got
-	r.table.RequestBegun(s.id, id, resource)
+	r.table.SlotRequestBegun(s.id, id, o.resource, uint32(o.slots))
 	r.mu.Unlock()
 
-	token, err := r.await(ctx, s, id, resource, o, got)
+	w := waiting{region: r, session: s, id: id, acquireOptions: o, deadline: deadline, got: got}
+	out, err := w.await(ctx)
+	w.elsewhere.leave()
 
 	r.mu.Lock()
 	r.table.RequestOver(s.id, id)
@@ -71,7 +168,7 @@ func (r *region) request(ctx context.Context, s *session, resource string, o acq
 		select { // a grant that crossed with the failure
 		case late := <-got:
 			if late.err == nil {
-				r.releaseStranger(s, resource, late.token)
+				r.releaseStranger(s, late.resource, late.token)
 			}
 		default:
 		}
@@ -81,7 +178,7 @@ func (r *region) request(ctx context.Context, s *session, resource string, o acq
 	if err != nil && !over && undecided(ctx, err) {
 		r.cancel(s, id)
 	}
-	return token, err
+	return out, err
 }
 
 // undecided reports whether the region may still grant or queue a request that
@@ -90,28 +187,47 @@ func undecided(ctx context.Context, err error) bool {
 	return ctx.Err() != nil || errors.Is(err, ErrUnavailable) || errors.Is(err, ErrNotOwner) || errors.Is(err, ErrMoved)
 }
 
+// waiting is a request until it has an outcome.
+type waiting struct {
+	acquireOptions
+	region   *region
+	session  *session
+	id       uint64
+	deadline instant.Instant
+	got      <-chan outcome
+	// elsewhere looks for another owner while this region cannot be reached;
+	// nil: it can.
+	elsewhere *lookup
+}
+
 // await asks until the request has an outcome.
-func (r *region) await(ctx context.Context, s *session, id uint64, resource string, o acquireOptions, got <-chan outcome) (fence.Token, error) {
+func (w *waiting) await(ctx context.Context) (outcome, error) {
+	r, s := w.region, w.session
 	began := r.now()
 	for pause := minRetry; ; pause = min(2*pause, maxRetry) {
 		r.mu.Lock()
 		attached := s.attached
 		r.mu.Unlock()
-		res, err := r.ask(ctx, s, id, resource, o)
+		res, err := w.ask(ctx)
 		select {
-		case out := <-got:
-			return out.token, out.err
+		case out := <-w.got:
+			return out, out.err
 		default:
 		}
 		switch {
 		case ctx.Err() != nil:
-			return 0, context.Cause(ctx)
+			return outcome{}, context.Cause(ctx)
 		case errors.Is(err, ErrUnavailable) && r.now().Sub(began) < patience:
+			if w.elsewhere == nil {
+				w.elsewhere = r.client.lookAround(w.resource, r)
+			}
 			select {
 			case <-ctx.Done():
-				return 0, context.Cause(ctx)
-			case out := <-got:
-				return out.token, out.err
+				return outcome{}, context.Cause(ctx)
+			case out := <-w.got:
+				return out, out.err
+			case <-w.elsewhere.found():
+				return outcome{}, w.elsewhere.notOwner(w.resource)
 			case <-time.After(pause):
 			}
 			continue
@@ -119,21 +235,25 @@ func (r *region) await(ctx context.Context, s *session, id uint64, resource stri
 			r.mu.Lock()
 			r.drop(s, "the region does not know the session any more")
 			r.mu.Unlock()
-			return 0, err
+			return outcome{}, err
 		case err != nil:
-			return 0, err
+			return outcome{}, err
 		case res.GetBusy() != nil:
 			b := res.GetBusy()
-			return 0, &BusyError{Resource: resource, Holder: b.GetHolder(), Token: fence.Token(b.GetToken()), Waiters: b.GetWaiters()}
+			return outcome{}, &BusyError{
+				Resource: w.resource, Holder: b.GetHolder(), Token: fence.Token(b.GetToken()), Waiters: b.GetWaiters(), Delayed: b.GetDelayed(),
+			}
 		case res.GetQueued() == nil:
-			return 0, overBefore(resource) // granted, and known to have ended already
+			return outcome{}, overBefore(w.resource) // granted, and known to have ended already
 		}
-		out, done, err := r.queued(ctx, resource, got, attached)
+		w.elsewhere.leave()
+		w.elsewhere = nil
+		out, done, err := w.queued(ctx, attached)
 		if err != nil {
-			return 0, err
+			return outcome{}, err
 		}
 		if done {
-			return out.token, out.err
+			return out, out.err
 		}
 		// A new stream: what the old one was to say of the request may be lost,
 		// so it is asked again. It keeps its place.
@@ -142,57 +262,74 @@ func (r *region) await(ctx context.Context, s *session, id uint64, resource stri
 }
 
 // queued waits for the hand-over; done is false when it is time to ask again.
-func (r *region) queued(ctx context.Context, resource string, got <-chan outcome, attached <-chan struct{}) (out outcome, done bool, err error) {
-	probe := time.NewTicker(probeEvery)
+// While the region cannot be reached it looks for another owner, and keeps its
+// place: only an owner's own word that it owns the partition ends it.
+func (w *waiting) queued(ctx context.Context, attached <-chan struct{}) (out outcome, done bool, err error) {
+	r, s := w.region, w.session
+	tick := time.NewTicker(max(s.ttl/12, sweepEvery))
+	defer tick.Stop()
+	probe := time.NewTimer(probeEvery - rand.N(probeEvery/4))
 	defer probe.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return outcome{}, false, context.Cause(ctx)
-		case out := <-got:
+		case out := <-w.got:
 			return out, true, nil
 		case <-attached:
 			return outcome{}, false, nil
-		case <-probe.C:
-			if err := r.stillOwner(ctx, resource); err != nil {
-				return outcome{}, false, err
+		case <-w.elsewhere.found():
+			return outcome{}, false, w.elsewhere.notOwner(w.resource)
+		case <-tick.C:
+			switch lost := r.unreachable(s.ttl / 3); {
+			case lost && w.elsewhere == nil:
+				w.elsewhere = r.client.lookAround(w.resource, r)
+			case !lost && w.elsewhere != nil:
+				w.elsewhere.leave()
+				w.elsewhere = nil
 			}
+		case <-probe.C:
+			if w.elsewhere == nil {
+				if err := w.stillOwner(ctx); err != nil {
+					return outcome{}, false, err
+				}
+			}
+			probe.Reset(probeEvery - rand.N(probeEvery/4))
 		}
 	}
 }
 
 // stillOwner returns an error if another region owns the resource's partition.
-func (r *region) stillOwner(ctx context.Context, resource string) error {
-	err := r.get(ctx, resource, nil)
+func (w *waiting) stillOwner(ctx context.Context) error {
+	_, err := w.region.get(ctx, w.resource)
 	switch {
 	case errors.Is(err, ErrNotOwner), errors.Is(err, ErrMoved):
 		return err
 	case errors.Is(err, ErrLapsed), errors.Is(err, ErrUnavailable):
-		for _, name := range r.client.order {
-			if o := r.client.regions[name]; o != r && o.get(ctx, resource, nil) == nil {
-				return &Error{Text: fmt.Sprintf("region %s owns %s now", name, resource), Detail: &pb.ErrorDetail{
-					Kind: &pb.ErrorDetail_NotOwner{NotOwner: &pb.NotOwner{Owner: name}},
-				}}
-			}
+		if other := w.region.client.ownerBeside(ctx, w.resource, w.region); other != "" {
+			return notOwner(w.resource, other)
 		}
 	}
 	return nil // also when nobody could be asked: the place in the queue is worth keeping
 }
 
 // get reads a resource here.
-func (r *region) get(ctx context.Context, resource string, to **pb.LeaseInfo) error {
-	return r.conns.do(ctx, func(ctx context.Context, cc *grpc.ClientConn) error {
+func (r *region) get(ctx context.Context, resource string) (lease *pb.LeaseInfo, err error) {
+	err = r.conns.do(ctx, func(ctx context.Context, cc *grpc.ClientConn) error {
 		res, err := pb.NewLeaseServiceClient(cc).GetLease(ctx, &pb.GetLeaseRequest{Resource: resource})
-		if err == nil && to != nil {
-			*to = res.GetLease()
+		if err == nil {
+			lease = res.GetLease()
+			r.client.setPartition(resource, res.GetPartition())
 		}
 		return err
 	})
+	return lease, err
 }
 
 // ask sends the Acquire once, at one server after the other while none can
 // decide.
-func (r *region) ask(ctx context.Context, s *session, id uint64, resource string, o acquireOptions) (*pb.AcquireResponse, error) {
+func (w *waiting) ask(ctx context.Context) (*pb.AcquireResponse, error) {
+	r, s := w.region, w.session
 	var res *pb.AcquireResponse
 	err := r.conns.do(ctx, func(ctx context.Context, cc *grpc.ClientConn) (err error) {
 		r.mu.Lock()
@@ -201,16 +338,21 @@ func (r *region) ask(ctx context.Context, s *session, id uint64, resource string
 		switch {
 		case over:
 			return s.expired()
-		case lowest > id:
-			return overBefore(resource) // the stream has answered it meanwhile
+		case lowest > w.id:
+			return overBefore(w.resource) // the stream has answered it meanwhile
 		}
 		sent := r.now() // before this very attempt leaves
-		res, err = pb.NewLeaseServiceClient(cc).Acquire(ctx, &pb.AcquireRequest{
-			SessionId: s.id, Secret: s.secret, RequestId: id, LowestOpenRequest: lowest, Resource: resource, Wait: o.wait,
-		})
+		req := &pb.AcquireRequest{
+			SessionId: s.id, Secret: s.secret, RequestId: w.id, LowestOpenRequest: lowest, Resource: w.resource, Wait: w.wait,
+			Value: w.value, LockDelayMs: milliseconds(w.lockDelay), Slots: uint32(w.slots),
+		}
+		if w.deadline != 0 {
+			req.WaitMs = max(1, milliseconds(w.deadline.Sub(sent)))
+		}
+		res, err = pb.NewLeaseServiceClient(cc).Acquire(ctx, req)
 		if err == nil {
 			r.mu.Lock()
-			r.handle(s, r.table.AcquireAnswered(r.now(), sent, s.id, id, res))
+			r.handle(r.table.AcquireAnswered(r.now(), sent, s.id, w.id, res))
 			r.mu.Unlock()
 		}
 		return err
@@ -245,19 +387,12 @@ func (r *region) cancel(s *session, id uint64) {
 
 // newLease makes the lease of a granted token. Its context ends by the clock
 // from the first moment on. r.mu is held.
-func (r *region) newLease(s *session, resource string, token fence.Token) (*Lease, error) {
-	if s.over {
-		return nil, s.expired()
-	}
-	if r.table.ContextEnd(s.id, resource, token) <= r.now() {
-		r.releaseStranger(s, resource, token)
-		return nil, overBefore(resource)
-	}
+func (r *region) newLease(s *session, resource string, token fence.Token) *Lease {
 	ctx, cancel := context.WithCancelCause(s.ctx)
 	l := &Lease{region: r, session: s, resource: resource, token: token, ctx: ctx, cancel: cancel}
 	s.leases[resource] = l
-	poke(s.tick)
-	return l, nil
+	r.touch(s)
+	return l
 }
 
 // overBefore: a grant came too late to be used. It is asked for again.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -98,8 +99,10 @@ func (c Config) Validate() error {
 	if c.Links == nil {
 		errs = append(errs, errors.New("links: missing; connections need certificates"))
 	}
-	if c.TTL != 0 && (c.TTL < MinTTL || c.TTL > MaxTTL) {
-		errs = append(errs, fmt.Errorf("ttl: %v is out of range; choose %v to %v", c.TTL, MinTTL, MaxTTL))
+	if c.TTL != 0 {
+		if err := checkTTL(c.TTL); err != nil {
+			errs = append(errs, err)
+		}
 	}
 	return errors.Join(errs...)
 }
@@ -113,10 +116,19 @@ type Client struct {
 
 	regions map[string]*region
 	order   []string // home first
+	// own is the session of the Client's own methods.
+	own *Session
+	// cautious warns once of a short TTL.
+	cautious sync.Once
 
-	mu      sync.Mutex
-	closing bool
-	hints   map[string]string // resource to region
+	mu       sync.Mutex
+	closing  bool
+	opened   int                   // sessions, ever
+	sessions map[*Session]struct{} // but the own one
+	hints    map[string]string     // resource to region
+	// partitions of resources; lookups by what they look for.
+	partitions map[string]string
+	lookups    map[lookupKey]*lookup
 }
 
 // New returns a client. It connects when it is first used.
@@ -128,11 +140,12 @@ func New(cfg Config) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("client: %w", err)
 	}
-	if cfg.TTL < CautiousTTL {
-		cfg.Logger.Warn("a session with this ttl may not survive a change of leader", "ttl", cfg.TTL, "advised", CautiousTTL)
-	}
 	ctx, stop := context.WithCancelCause(context.Background())
-	c := &Client{cfg: cfg, ctx: ctx, stop: stop, regions: map[string]*region{}, hints: map[string]string{}}
+	c := &Client{
+		cfg: cfg, ctx: ctx, stop: stop, regions: map[string]*region{},
+		sessions: map[*Session]struct{}{}, hints: map[string]string{},
+		partitions: map[string]string{}, lookups: map[lookupKey]*lookup{},
+	}
 	for _, r := range cfg.Regions {
 		c.regions[r.Name] = newRegion(c, r)
 		if r.Name == cfg.Home {
@@ -141,6 +154,7 @@ func New(cfg Config) (*Client, error) {
 			c.order = append(c.order, r.Name)
 		}
 	}
+	c.own = c.newSession(cfg.TTL, cfg.Labels)
 	c.spawn(func() {
 		err := clock.Watch(ctx, clock.WatchConfig{Clock: cfg.Clock, Restarted: func(reason string) {
 			cfg.Logger.Warn("this process or its clock stood still; leases are trusted again after the next keepalive", "reason", reason)
@@ -170,66 +184,45 @@ func (c *Client) spawn(f func()) bool {
 // Close ends all leases and sessions. Sessions are closed at the regions as
 // far as that works before ctx ends; the rest expire.
 func (c *Client) Close(ctx context.Context) error {
-	return c.end(func(r *region) error { return r.closeSession(ctx) })
+	return c.end(func(s *Session) error { return s.Close(ctx) })
 }
 
-// Leave ends the client but not its sessions: they live for their TTL from
-// here on, and their leases can be ended with ReleaseHandle. Before that it
-// sends one more keepalive, so that the TTL starts now and everything granted
-// is confirmed; the error says where that did not work before ctx ended.
+// Leave ends the client but not its sessions: see [Session.Leave].
 func (c *Client) Leave(ctx context.Context) error {
-	return c.end(func(r *region) error { return r.leaveSession(ctx) })
+	return c.end(func(s *Session) error { return s.Leave(ctx) })
 }
 
-func (c *Client) end(how func(*region) error) error {
-	errs := make([]error, len(c.order))
-	var wg sync.WaitGroup
-	for i, name := range c.order {
-		wg.Go(func() { errs[i] = how(c.regions[name]) })
-	}
-	wg.Wait()
+func (c *Client) end(how func(*Session) error) error {
+	err := c.endAll(how)
 	c.mu.Lock()
 	c.closing = true
+	late := slices.Collect(maps.Keys(c.sessions)) // opened meanwhile
 	c.mu.Unlock()
 	c.stop(ErrClosed)
-	for _, r := range c.regions {
-		r.abandon() // one that was opened meanwhile
+	for _, s := range late {
+		for _, p := range s.seats {
+			p.abandon()
+		}
 	}
 	c.work.Wait()
+	errs := []error{err}
 	for _, r := range c.regions {
 		errs = append(errs, r.conns.close())
 	}
 	return errors.Join(errs...)
 }
 
-// Option of Acquire.
-type Option func(*acquireOptions)
+// Session is the one of the Client's own methods.
+func (c *Client) Session() *Session { return c.own }
 
-type acquireOptions struct {
-	wait bool
+// Acquire is [Session.Acquire] of the Client's own session.
+func (c *Client) Acquire(ctx context.Context, resource string, options ...Option) (*Lease, error) {
+	return c.own.Acquire(ctx, resource, options...)
 }
 
-// Wait takes a place in the queue when the resource is held, until ctx ends.
-func Wait() Option { return func(o *acquireOptions) { o.wait = true } }
-
-// Acquire takes a lease on a resource: shard/N or lock/NAME. Without Wait it
-// fails with ErrBusy when somebody else holds it. It looks for the region that
-// owns the resource's partition, waits out lapses and promotions, and gives up
-// when ctx does.
-func (c *Client) Acquire(ctx context.Context, resource string, options ...Option) (*Lease, error) {
-	if _, err := shard.Parse(resource); err != nil {
-		return nil, invalidResource(err)
-	}
-	var o acquireOptions
-	for _, f := range options {
-		f(&o)
-	}
-	var lease *Lease
-	err := c.route(ctx, resource, func(ctx context.Context, r *region) (err error) {
-		lease, err = r.acquire(ctx, resource, o)
-		return err
-	})
-	return lease, err
+// AcquireSlot is [Session.AcquireSlot] of the Client's own session.
+func (c *Client) AcquireSlot(ctx context.Context, resource string, slots int, options ...Option) (*Lease, error) {
+	return c.own.AcquireSlot(ctx, resource, slots, options...)
 }
 
 // Get returns who holds a resource; nil if nobody does.
@@ -237,7 +230,10 @@ func (c *Client) Get(ctx context.Context, resource string) (lease *pb.LeaseInfo,
 	if _, err := shard.Parse(resource); err != nil {
 		return nil, invalidResource(err)
 	}
-	err = c.route(ctx, resource, func(ctx context.Context, r *region) error { return r.get(ctx, resource, &lease) })
+	err = c.route(ctx, resource, func(ctx context.Context, r *region) (err error) {
+		lease, err = r.get(ctx, resource)
+		return err
+	})
 	return lease, err
 }
 

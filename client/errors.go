@@ -30,6 +30,8 @@ var (
 	// ErrStaleRequest: the request was answered or cancelled before. The SDK
 	// asks under a new id.
 	ErrStaleRequest = errors.New("stale request")
+	// ErrWaitEnded: the request waited as long as it had asked to.
+	ErrWaitEnded = errors.New("wait ended")
 	// ErrInvalid: the request is wrong; asking again does not help.
 	ErrInvalid = errors.New("invalid")
 	// ErrUnavailable: no server that could decide was reached.
@@ -78,6 +80,8 @@ func (e *Error) sentinel() error {
 		return ErrOverloaded
 	case *pb.ErrorDetail_StaleRequest:
 		return ErrStaleRequest
+	case *pb.ErrorDetail_WaitEnded:
+		return ErrWaitEnded
 	case *pb.ErrorDetail_Invalid, *pb.ErrorDetail_Refused, *pb.ErrorDetail_Uninitialised:
 		return ErrInvalid
 	case *pb.ErrorDetail_NotLeader, *pb.ErrorDetail_WrongTerm:
@@ -139,6 +143,8 @@ func errorOfDetail(d *pb.ErrorDetail) *Error {
 		e.Text = k.Refused.GetReason()
 	case *pb.ErrorDetail_Invalid:
 		e.Text = k.Invalid.GetField() + ": " + k.Invalid.GetRemedy()
+	case *pb.ErrorDetail_WaitEnded:
+		e.Text = fmt.Sprintf("%s was not free within %v; try again, or wait longer", k.WaitEnded.GetResource(), time.Duration(k.WaitEnded.GetWaitedMs())*time.Millisecond)
 	default:
 		e.Text = "the waiting request ended: " + e.sentinel().Error()
 	}
@@ -157,9 +163,14 @@ type BusyError struct {
 	Holder   string
 	Token    fence.Token
 	Waiters  uint32
+	// Delayed: nobody holds it; a lock delay runs.
+	Delayed bool
 }
 
 func (e *BusyError) Error() string {
+	if e.Delayed {
+		return fmt.Sprintf("%s is held by nobody, but its last holder's lock delay runs, with %d waiting; wait for it, or try another resource", e.Resource, e.Waiters)
+	}
 	return fmt.Sprintf("%s is held by %s with token %s and %d waiting; wait for it, or try another resource", e.Resource, e.Holder, e.Token, e.Waiters)
 }
 

@@ -357,6 +357,7 @@ func TestWaitersOfADroppedPartitionMove(t *testing.T) {
 		a, b := w.client("a"), w.client("b")
 		l := w.acquire(a, "lock/x")
 		q := w.queue(b, "lock/x", w.Context())
+		w.valid(l, time.Second) // the stream speaks for it now, and can withdraw it
 		w.eu.Lose(1, "us")
 		us.Own(2)
 		w.lost(l, time.Second)

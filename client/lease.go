@@ -2,10 +2,16 @@ package client
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 
 	"github.com/headlease/headlease/fence"
 	"github.com/headlease/headlease/internal/instant"
+	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
 
 // Lease is a session's hold on a resource. It is safe for concurrent use.
@@ -61,6 +67,48 @@ func (l *Lease) Remaining() time.Duration { return l.region.remaining(l) }
 // again in the background until the session ends, and the lease with it. To
 // release a lease that has ended is no error.
 func (l *Lease) Release(ctx context.Context) error { return l.region.release(ctx, l) }
+
+// SetValue replaces the value beside the lease, at most MaxValue bytes, trying
+// until ctx ends. It fails with ErrNotHolder when the lease has ended. The
+// revision is the region's at which watchers see it.
+func (l *Lease) SetValue(ctx context.Context, value []byte) (revision uint64, err error) {
+	if len(value) > MaxValue {
+		return 0, invalidField("value", fmt.Sprintf("has %d bytes; at most %d are kept", len(value), MaxValue))
+	}
+	r, s := l.region, l.session
+	for pause := minRetry; ; pause = min(2*pause, maxRetry) {
+		if l.ctx.Err() != nil {
+			return 0, fmt.Errorf("set the value of %s: %w", l.resource, notHolder(l))
+		}
+		err := r.conns.do(ctx, func(ctx context.Context, cc *grpc.ClientConn) error {
+			res, err := pb.NewLeaseServiceClient(cc).SetValue(ctx, &pb.SetValueRequest{
+				SessionId: s.id, Secret: s.secret, Resource: l.resource, Token: uint64(l.token), Value: value,
+			})
+			revision = res.GetRevision()
+			return err
+		})
+		switch {
+		case err == nil:
+			return revision, nil
+		case !errors.Is(err, ErrUnavailable) && !errors.Is(err, ErrOverloaded) && !errors.Is(err, ErrLapsed):
+			return 0, fmt.Errorf("set the value of %s: %w", l.resource, err)
+		}
+		select {
+		case <-ctx.Done():
+			return 0, fmt.Errorf("set the value of %s: %w (last: %w)", l.resource, context.Cause(ctx), err)
+		case <-l.ctx.Done():
+		case <-time.After(pause):
+		}
+	}
+}
+
+func notHolder(l *Lease) *Error {
+	return &Error{
+		Code:   codes.FailedPrecondition,
+		Text:   fmt.Sprintf("the lease (token %s) has ended: %v", l.token, context.Cause(l.ctx)),
+		Detail: &pb.ErrorDetail{Kind: &pb.ErrorDetail_NotHolder{NotHolder: &pb.NotHolder{Resource: l.resource, Token: uint64(l.token)}}},
+	}
+}
 
 func (r *region) remaining(l *Lease) time.Duration {
 	r.mu.Lock()

@@ -2,12 +2,9 @@ package client
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"time"
-
-	"google.golang.org/grpc"
 
 	"github.com/headlease/headlease/client/validity"
 	"github.com/headlease/headlease/fence"
@@ -15,69 +12,90 @@ import (
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
 
-// region is the client's part in one region: at most one session, its stream,
-// its leases.
+// region is the client's part in one region: its connections, and one stream
+// for all sessions that are open there.
 type region struct {
 	client *Client
 	name   string
 	conns  *conns
-	// opening serialises the opening of a session.
-	opening chan struct{}
+	// wake is the stream's, tick the sweep's.
+	wake, tick chan struct{}
 
-	mu      sync.Mutex
-	table   *validity.Table
-	session *session
+	mu       sync.Mutex
+	table    *validity.Table
+	sessions map[string]*session
+	// running: there are goroutines for the stream and the sweep.
+	running bool
+	// sends is when keepalives are due, looks when sessions are looked at.
+	sends, looks agenda
+	// polled is when the table was last polled.
+	polled instant.Instant
+	// rtt of the newest keepalive; 0 when unknown.
+	rtt    time.Duration
+	stream streamState
+	// heard is when anything last came from the region on a stream.
+	heard instant.Instant
+	// detaching are sessions that the stream is to be told of.
+	detaching []string
 }
 
-// session is an open session of this client. Its stream and its sweep are
-// goroutines that end with ctx.
+// session is an open session in one region.
 type session struct {
 	id     string
 	secret []byte
 	ttl    time.Duration
+	region *region
+	seat   *seat
 	// ctx ends with the session, or when it is given up.
 	ctx context.Context
 	end context.CancelCauseFunc
-	// wake is the stream's, tick the sweep's.
-	wake, tick chan struct{}
 
 	// Under the region's lock:
 
-	over bool
+	over       bool
+	send, look entry
 	// heard is when the last ack came; at first, when the session was opened.
 	heard instant.Instant
 	// acked is when the newest acknowledged keepalive was sent.
 	acked instant.Instant
 	// sent and answeredTo are the highest sequences of keepalives sent and
-	// acknowledged.
+	// acknowledged, unanswered those of the present stream in between.
 	sent, answeredTo uint64
-	// answered is closed and made anew at each ack, attached when a new stream
-	// has begun to speak for the session.
+	unanswered       []sentKeepalive
+	// begun is the stream, and its term, that speaks for the session.
+	begun spokesman
+	// answered is closed and made anew at each ack, attached when a new stream,
+	// or a new term on it, has begun to speak for the session.
 	answered, attached chan struct{}
-	// rtt of the newest keepalive; 0 when unknown.
-	rtt time.Duration
 	// soonest is when the first context ends if nothing is heard; 0 without
 	// leases. span is how far off that was when it was last put off.
 	soonest instant.Instant
 	span    time.Duration
-	// confirm asks for a keepalive at once.
-	confirm bool
+	// urgent asks for a keepalive at once.
+	urgent  bool
 	request uint64
 	leases  map[string]*Lease
 	waiting map[uint64]chan outcome
 	turns   map[string]*turn
 }
 
+type spokesman struct {
+	stream validity.StreamID
+	term   uint64
+}
+
 // outcome of an Acquire.
 type outcome struct {
-	token fence.Token
-	err   error
+	resource string
+	token    fence.Token
+	err      error
 }
 
 func newRegion(c *Client, r Region) *region {
 	return &region{
-		client: c, name: r.Name, conns: newConns(c.cfg.Links, r), opening: make(chan struct{}, 1),
-		table: validity.New(validity.Config{}),
+		client: c, name: r.Name, conns: newConns(c.cfg.Links, r),
+		wake: make(chan struct{}, 1), tick: make(chan struct{}, 1),
+		table: validity.New(validity.Config{}), sessions: map[string]*session{},
 	}
 }
 
@@ -90,47 +108,55 @@ func poke(c chan struct{}) {
 	}
 }
 
-// openSession returns the present session, or opens one and starts its stream.
-func (r *region) openSession(ctx context.Context) (*session, error) {
-	select {
-	case r.opening <- struct{}{}:
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+// touch looks at a session anew: when its keepalive is due, and what has ended.
+// r.mu is held.
+func (r *region) touch(s *session) {
+	if s.over {
+		return
 	}
-	defer func() { <-r.opening }()
-	r.mu.Lock()
-	s := r.session
-	r.mu.Unlock()
-	if s != nil {
-		return s, nil
+	r.schedule(s)
+	r.looks.set(&s.look, 0)
+	poke(r.tick)
+}
+
+// confirm asks for a keepalive of a session at once. r.mu is held.
+func (r *region) confirm(s *session) {
+	s.urgent = true
+	r.schedule(s)
+}
+
+// schedule sets when the session's keepalive is due. r.mu is held.
+func (r *region) schedule(s *session) {
+	next := r.table.NextKeepalive(s.id)
+	switch {
+	case s.urgent:
+		next = 0
+	case next != 0:
+		next = s.spread(next)
 	}
-	var res *pb.OpenSessionResponse
-	// A repeated call may leave a session behind that nobody knows; it expires.
-	err := r.conns.do(ctx, func(ctx context.Context, cc *grpc.ClientConn) (err error) {
-		res, err = pb.NewSessionServiceClient(cc).OpenSession(ctx, &pb.OpenSessionRequest{
-			TtlMs: r.client.cfg.TTL.Milliseconds(), Labels: r.client.cfg.Labels,
-		})
-		return err
-	})
-	if err != nil {
-		return nil, err
+	r.sends.set(&s.send, next)
+	if r.sends.first() == &s.send {
+		poke(r.wake)
 	}
-	s = &session{
-		id: res.GetSessionId(), secret: res.GetSecret(), ttl: time.Duration(res.GetTtlMs()) * time.Millisecond,
-		wake: make(chan struct{}, 1), tick: make(chan struct{}, 1),
-		heard: r.now(), answered: make(chan struct{}), attached: make(chan struct{}),
-		leases: map[string]*Lease{}, waiting: map[uint64]chan outcome{}, turns: map[string]*turn{},
+}
+
+// A keepalive is sent up to TTL/48 before it is due, together with others, and
+// due TTL/3 after the last one at the latest. In between, each session has
+// instants of its own, so that many of them do not keep alive all at once.
+const (
+	early = 48
+	step  = 15 // of 48: a third less what is sent early
+)
+
+// spread moves an instant to the session's own one before it.
+func (s *session) spread(due instant.Instant) instant.Instant {
+	every := s.ttl * step / early
+	offset := time.Duration(s.seat.of.phase * float64(every))
+	late := (due.Sub(0) - offset) % every
+	if late < 0 {
+		late += every
 	}
-	s.ctx, s.end = context.WithCancelCause(r.client.ctx)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.table.OpenSession(s.id, s.ttl)
-	r.session = s
-	if !r.client.spawn(func() { r.keep(s) }) || !r.client.spawn(func() { r.sweeper(s) }) {
-		r.drop(s, ErrClosed.Error())
-		return nil, ErrClosed
-	}
-	return s, nil
+	return due.Add(-late)
 }
 
 // drop gives up a session: everything that it held is lost here. r.mu is held.
@@ -148,8 +174,15 @@ func (r *region) finish(s *session, cause error, why func(*Lease) error) {
 	}
 	s.over = true
 	r.table.CloseSession(s.id)
-	if r.session == s {
-		r.session = nil
+	delete(r.sessions, s.id)
+	r.sends.remove(&s.send)
+	r.looks.remove(&s.look)
+	for _, k := range s.unanswered {
+		r.stream.forget(k.at)
+	}
+	s.unanswered = nil
+	if s.seat.session == s {
+		s.seat.session = nil
 	}
 	for _, l := range s.leases {
 		l.over = true
@@ -161,69 +194,21 @@ func (r *region) finish(s *session, cause error, why func(*Lease) error) {
 	clear(s.leases)
 	clear(s.waiting)
 	s.end(cause)
+	if len(r.sessions) == 0 {
+		poke(r.wake) // the stream ends
+	}
 }
 
-// closeSession ends the session here and at the region.
-func (r *region) closeSession(ctx context.Context) error {
-	r.mu.Lock()
-	s := r.session
-	if s != nil {
-		r.drop(s, "the client was closed")
-	}
-	r.mu.Unlock()
-	if s == nil {
-		return nil
-	}
-	err := r.conns.do(ctx, func(ctx context.Context, cc *grpc.ClientConn) error {
-		_, err := pb.NewSessionServiceClient(cc).CloseSession(ctx, &pb.CloseSessionRequest{SessionId: s.id, Secret: s.secret})
-		return err
-	})
-	if err == nil || errors.Is(err, ErrSessionExpired) {
-		return nil
-	}
-	return fmt.Errorf("close session %s in %s: %w; it expires within %v", s.id, r.name, err, s.ttl)
-}
+// maxDetaching bounds the sessions that a stream is still to be told of; one
+// that it is not told of expires all the same.
+const maxDetaching = MaxSessions
 
-// leaveSession waits for the ack of a keepalive sent from now on, which starts
-// the TTL anew and confirms what was handed over, and then ends the session
-// here alone.
-func (r *region) leaveSession(ctx context.Context) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	s := r.session
-	if s == nil {
-		return nil
-	}
-	from := s.sent
-	s.confirm = true
-	poke(s.wake)
-	for s.answeredTo <= from && !s.over && ctx.Err() == nil {
-		answered := s.answered
-		r.mu.Unlock()
-		select {
-		case <-ctx.Done():
-		case <-s.ctx.Done():
-		case <-answered:
-		}
-		r.mu.Lock()
-	}
-	over, confirmed := s.over, s.answeredTo > from
-	r.finish(s, ErrLeft, func(*Lease) error { return ErrLeft })
-	switch {
-	case over:
-		return fmt.Errorf("session %s in %s: %w", s.id, r.name, context.Cause(s.ctx))
-	case !confirmed:
-		return fmt.Errorf("session %s in %s was left without a last keepalive: %w", s.id, r.name, context.Cause(ctx))
-	}
-	return nil
-}
-
-// abandon ends whatever session there is, here alone.
-func (r *region) abandon() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.session != nil {
-		r.drop(r.session, "the client was closed")
+// detach tells the stream that a session, which has been left, is not spoken
+// of any more. r.mu is held.
+func (r *region) detach(s *session) {
+	if len(r.detaching) < maxDetaching {
+		r.detaching = append(r.detaching, s.id)
+		poke(r.wake)
 	}
 }
 
@@ -232,22 +217,22 @@ func (r *region) clockGap() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.table.ClockGap(r.now())
-	if s := r.session; s != nil {
-		s.rtt = 0
-		poke(s.wake)
-		poke(s.tick)
+	r.rtt = 0
+	for _, s := range r.sessions {
+		r.touch(s)
 	}
 }
 
 // handle acts on what the table says. r.mu is held.
-func (r *region) handle(s *session, events []validity.Event) {
+func (r *region) handle(events []validity.Event) {
 	for _, e := range events {
-		if s.over || e.Session != s.id {
+		s := r.sessions[e.Session]
+		if s == nil {
 			continue
 		}
 		switch e.Kind {
 		case validity.Granted:
-			if !s.answer(e.Request, outcome{token: e.Token}) {
+			if !s.answer(e.Request, outcome{resource: e.Resource, token: e.Token}) {
 				r.releaseStranger(s, e.Resource, e.Token)
 			}
 		case validity.RequestFailed:
@@ -265,9 +250,8 @@ func (r *region) handle(s *session, events []validity.Event) {
 		case validity.SessionEnded:
 			r.drop(s, "the region ended the session: "+e.Reason)
 		}
+		r.touch(s)
 	}
-	poke(s.wake)
-	poke(s.tick)
 }
 
 // lease returns the present lease on a resource if it has that token.
@@ -287,6 +271,14 @@ func (s *session) answer(request uint64, o outcome) bool {
 	delete(s.waiting, request)
 	w <- o // has room for the one outcome
 	return true
+}
+
+// unreachable reports whether no server of the region answers on a stream, and
+// nothing has come from it for so long.
+func (r *region) unreachable(d time.Duration) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return !r.stream.up && r.now().Sub(r.heard) > d
 }
 
 func sessionExpired(id string) *pb.ErrorDetail {

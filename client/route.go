@@ -4,14 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/headlease/headlease/internal/instant"
 )
 
 const (
-	// minRetry and maxRetry bound the pause between two regions.
+	// minRetry and maxRetry bound the pause between two attempts.
 	minRetry = 20 * time.Millisecond
 	maxRetry = 250 * time.Millisecond
 	// silentFor is how long a region that did not answer is not asked again just
@@ -36,13 +35,13 @@ func (c *Client) route(ctx context.Context, resource string, do func(context.Con
 			c.setHint(resource, name)
 			return nil
 		}
-		if ctx.Err() != nil {
-			return fmt.Errorf("%w (last: %w)", context.Cause(ctx), err)
-		}
-		if c.ctx.Err() != nil {
+		gaveUp := func() error { return fmt.Errorf("%w (last: %w)", context.Cause(ctx), err) }
+		switch {
+		case ctx.Err() != nil:
+			return gaveUp()
+		case c.ctx.Err() != nil:
 			return ErrClosed
-		}
-		if final(err) {
+		case final(err):
 			return err
 		}
 		now := c.cfg.Clock.Now()
@@ -53,23 +52,45 @@ func (c *Client) route(ctx context.Context, resource string, do func(context.Con
 			at, ok := silent[region]
 			return ok && now.Sub(at) < silentFor
 		})
-		name = next
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%w (last: %w)", context.Cause(ctx), err)
+			return gaveUp()
 		case <-c.ctx.Done():
 			return ErrClosed
 		case <-time.After(pause):
 		}
+		if next == "" {
+			l := c.lookAround(resource, nil)
+			select {
+			case <-ctx.Done():
+			case <-c.ctx.Done():
+			case <-l.found():
+				next = l.owner
+			}
+			l.leave()
+		}
+		switch {
+		case ctx.Err() != nil:
+			return gaveUp()
+		case c.ctx.Err() != nil:
+			return ErrClosed
+		}
+		name = next
 	}
 }
 
 // final reports whether asking again cannot help.
 func final(err error) bool {
-	return errors.Is(err, ErrBusy) || errors.Is(err, ErrInvalid) || errors.Is(err, ErrDenied) || errors.Is(err, ErrClosed)
+	for _, target := range []error{ErrBusy, ErrInvalid, ErrDenied, ErrClosed, ErrWaitEnded} {
+		if errors.Is(err, target) {
+			return true
+		}
+	}
+	return false
 }
 
-// next decides which region is asked after an error of name, and when.
+// next decides which region is asked after an error of name, and when; none:
+// all are to be asked who owns it.
 func (c *Client) next(err error, name string, attempt int, silent func(string) bool) (string, time.Duration) {
 	var e *Error
 	var asked time.Duration
@@ -83,7 +104,7 @@ func (c *Client) next(err error, name string, attempt int, silent func(string) b
 			// An owner that is silent is a lost region: look around for the one
 			// that is promoted.
 			if c.regions[owner] != nil && owner != name && !silent(owner) {
-				return owner, minRetry
+				return owner, min(minRetry<<min(attempt, 4), maxRetry)
 			}
 		}
 	}
@@ -93,15 +114,10 @@ func (c *Client) next(err error, name string, attempt int, silent func(string) b
 		return name, pause
 	case errors.Is(err, ErrLapsed) && attempt%2 == 0:
 		// Mostly it is regained. But a region that is cut off says so for ever,
-		// so every second time the others are asked.
+		// so every second time all are asked.
 		return name, pause
 	}
-	return c.after(name), pause
-}
-
-// after is the region that follows name in the order of asking.
-func (c *Client) after(name string) string {
-	return c.order[(slices.Index(c.order, name)+1)%len(c.order)]
+	return "", pause
 }
 
 func (c *Client) hint(resource string) string {

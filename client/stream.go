@@ -17,18 +17,40 @@ const (
 	// minHung is the least time in which a server must answer a keepalive.
 	minHung = 250 * time.Millisecond
 	// maxPending messages wait between a stream's reader and its owner.
-	maxPending = 16
+	maxPending = 64
+	// maxTaken messages are taken off it before keepalives are looked at.
+	maxTaken = 256
 )
 
-// keep keeps a session alive until it ends: one stream at a time, on one
-// server after the other.
-func (r *region) keep(s *session) {
-	for pause := minRetry; s.ctx.Err() == nil; pause = min(2*pause, maxRetry) {
-		if r.attach(s) {
+// run keeps the region's sessions alive, one stream at a time on one server
+// after the other, until there is none.
+func (r *region) run() {
+	ctx, cancel := context.WithCancel(r.client.ctx)
+	defer cancel()
+	swept := make(chan struct{})
+	if !r.client.spawn(func() {
+		defer close(swept)
+		r.sweeper(ctx)
+	}) {
+		return // closing, which ends all sessions
+	}
+	defer func() {
+		cancel()
+		<-swept
+	}()
+	for pause := minRetry; ; pause = min(2*pause, maxRetry) {
+		r.mu.Lock()
+		if len(r.sessions) == 0 || ctx.Err() != nil {
+			r.running = false
+			r.mu.Unlock()
+			return
+		}
+		r.mu.Unlock()
+		if r.attach(ctx) {
 			pause = minRetry
 		}
 		select {
-		case <-s.ctx.Done():
+		case <-ctx.Done():
 		case <-time.After(pause):
 		}
 	}
@@ -40,31 +62,24 @@ type received struct {
 	err error
 }
 
-// attach runs one stream until it breaks, the session ends, or its server is
+// attach runs one stream until it breaks, no session is left, or its server is
 // found to hang. It reports whether the stream has answered anything.
-func (r *region) attach(s *session) (useful bool) {
+func (r *region) attach(ctx context.Context) (useful bool) {
 	cc, at, err := r.conns.current()
 	if err != nil {
 		return false
 	}
-	ctx, cancel := context.WithCancel(s.ctx)
+	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // ends the reader
-	stream, err := openStream(ctx, cc, min(max(s.ttl/8, min(minHung, s.ttl/4)), attemptTimeout))
+	stream, err := openStream(ctx, cc, r.openWithin())
 	if err != nil {
-		if s.ctx.Err() == nil {
+		if ctx.Err() == nil {
 			r.conns.leave(at, cc, true)
 		}
 		return false
 	}
-	k := keeper{region: r, session: s, stream: stream}
-	r.mu.Lock()
-	k.id = r.table.StreamOpened()
-	r.mu.Unlock()
-	defer func() {
-		r.mu.Lock()
-		r.table.StreamBroken(k.id)
-		r.mu.Unlock()
-	}()
+	r.streamOpened()
+	defer r.streamBroken()
 	messages := make(chan received, maxPending)
 	if !r.client.spawn(func() { read(ctx, stream, messages) }) {
 		return false
@@ -77,149 +92,134 @@ func (r *region) attach(s *session) (useful bool) {
 			_ = stream.CloseSend()
 			return useful
 		case m := <-messages:
-			if m.err != nil {
-				r.client.cfg.Logger.Debug("stream ended", "region", r.name, "error", m.err)
-				r.conns.leave(at, cc, false)
-				return useful
+			for n := 0; ; n++ {
+				if m.err != nil {
+					r.client.cfg.Logger.Debug("stream ended", "region", r.name, "error", m.err)
+					r.conns.leave(at, cc, false)
+					return useful
+				}
+				r.take(m.msg)
+				useful = true
+				if len(messages) == 0 || n == maxTaken {
+					break
+				}
+				m = <-messages
 			}
-			k.take(m.msg)
-			useful = true
 		case <-timer.C:
-		case <-s.wake:
+		case <-r.wake:
 		}
-		wait, hung := k.act()
-		if hung {
+		out := r.due()
+		for _, m := range out.messages {
+			// An error is told to the reader, with its reason.
+			_ = stream.Send(m)
+		}
+		switch {
+		case out.idle:
+			_ = stream.CloseSend()
+			return useful
+		case out.hung:
 			r.client.cfg.Logger.Warn("server answers no keepalive; leaving it for another", "region", r.name, "server", r.conns.servers[at].Name)
 			r.conns.leave(at, cc, true)
 			return useful
 		}
-		timer.Reset(wait)
+		timer.Reset(out.wait)
 	}
 }
 
-// keeper is one stream's keepalives.
-type keeper struct {
-	region  *region
-	session *session
-	stream  attachStream
-	id      validity.StreamID
-	// asked is when the oldest unanswered keepalive was sent; 0: none is.
-	asked    instant.Instant
-	sent     []sentKeepalive
-	// begun is the newest term in which the stream has begun to speak for the
-	// session: a server keeps the stream when the leader changes, and what the one
-	// before was to say may be lost.
-	begun uint64
-}
-
-// sentKeepalive waits for its ack.
-type sentKeepalive struct {
-	sequence uint64
-	at       instant.Instant
-}
-
-// maxSent bounds the keepalives that wait for their acks.
-const maxSent = 32
-
-// take takes a message off the stream.
-func (k *keeper) take(msg *pb.AttachResponse) {
-	r, s := k.region, k.session
+// openWithin is how long the opening of a stream may take.
+func (r *region) openWithin() time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	now := r.now()
-	if s.over {
+	ttl := MaxTTL
+	for _, s := range r.sessions {
+		ttl = min(ttl, s.ttl)
+	}
+	return min(max(ttl/8, min(minHung, ttl/4)), attemptTimeout)
+}
+
+// streamState is what the present stream has been asked and has answered.
+type streamState struct {
+	id validity.StreamID // 0: there is none
+	// up: it has answered something.
+	up bool
+	// acked is when an ack last came on it.
+	acked instant.Instant
+	// asked are the keepalives sent after the newest that was acknowledged.
+	asked []batch
+}
+
+// batch is what was sent at one instant.
+type batch struct {
+	at instant.Instant
+	// count of its sessions that may still be answered.
+	count int
+	// hung is when the server counts as hung if nothing sent then or later is
+	// answered.
+	hung instant.Instant
+}
+
+// maxBatches bounds the batches that are told apart.
+const maxBatches = 512
+
+func (st *streamState) sent(at, hung instant.Instant) {
+	if n := len(st.asked); n > 0 && (st.asked[n-1].at == at || n == maxBatches) {
+		b := &st.asked[n-1]
+		b.at, b.hung = at, instant.Min(b.hung, hung)
+		b.count++
 		return
 	}
-	r.handle(s, r.table.Received(now, k.id, msg))
-	ack := msg.GetAck()
-	if ack.GetSessionId() != s.id {
-		return
+	st.asked = append(st.asked, batch{at, 1, hung})
+}
+
+// answered: the server has taken all that was sent up to then. It takes
+// keepalives in their order, and answers those that it has taken together.
+func (st *streamState) answered(at instant.Instant) {
+	n := 0
+	for n < len(st.asked) && st.asked[n].at <= at {
+		n++
 	}
-	s.heard = now
-	s.answeredTo = max(s.answeredTo, ack.GetSequence())
-	k.asked = 0
-	left := k.sent[:0]
-	for _, sent := range k.sent {
-		switch {
-		case sent.sequence == ack.GetSequence():
-			s.acked = max(s.acked, sent.at)
-			s.rtt = now.Sub(sent.at)
-		case sent.sequence > ack.GetSequence():
-			left = append(left, sent)
-			if k.asked == 0 {
-				k.asked = sent.at
+	st.asked = append(st.asked[:0], st.asked[n:]...)
+}
+
+// forget a keepalive of a session that has ended: it may never be answered.
+func (st *streamState) forget(at instant.Instant) {
+	for i := range st.asked {
+		if b := &st.asked[i]; b.at == at {
+			if b.count--; b.count == 0 {
+				st.asked = append(st.asked[:i], st.asked[i+1:]...)
 			}
+			return
 		}
-	}
-	k.sent = left
-	close(s.answered)
-	s.answered = make(chan struct{})
-	if msg.GetTerm() > k.begun && ack.GetComplete() {
-		k.begun = msg.GetTerm()
-		close(s.attached)
-		s.attached = make(chan struct{})
 	}
 }
 
-// act sends a keepalive if one is due. It returns when to look again, and
-// whether the server hangs.
-func (k *keeper) act() (wait time.Duration, hung bool) {
-	r, s := k.region, k.session
+// hungAt is when the server counts as hung; 0: it has answered all.
+func (st *streamState) hungAt() (at instant.Instant) {
+	for _, b := range st.asked {
+		if at == 0 || b.hung < at {
+			at = b.hung
+		}
+	}
+	return at
+}
+
+// streamOpened: all sessions attach to the new stream.
+func (r *region) streamOpened() {
 	r.mu.Lock()
-	if s.over {
-		r.mu.Unlock()
-		return time.Second, false
+	defer r.mu.Unlock()
+	r.stream = streamState{id: r.table.StreamOpened(), acked: r.now()}
+	r.detaching = nil // nothing of them is on it
+	for _, s := range r.sessions {
+		s.unanswered = nil
+		r.schedule(s)
 	}
-	now := r.now()
-	next := r.table.NextKeepalive(s.id)
-	// Half of what the leases have left has gone and nothing prolonged them: if
-	// the server hangs, this keepalive shows it in time. In a lapse it answers,
-	// and is not asked all the time.
-	if s.soonest != 0 && k.asked == 0 {
-		quiet := instant.Max(s.soonest.Add(-s.span/2), s.heard.Add(max(s.span/8, minRetry)))
-		next = instant.Min(next, quiet)
-	}
-	if s.confirm {
-		next = 0
-	}
-	var ka *pb.Keepalive
-	if next <= now {
-		if ka = r.table.Keepalive(now, s.id, k.id); ka != nil {
-			s.confirm, s.sent = false, ka.GetSequence()
-			if len(k.sent) == maxSent {
-				k.sent = append(k.sent[:0], k.sent[1:]...)
-			}
-			k.sent = append(k.sent, sentKeepalive{ka.GetSequence(), now})
-			if k.asked == 0 {
-				k.asked = now
-			}
-		}
-		next = now.Add(s.ttl / 3)
-	}
-	limit := k.limit()
-	hung = k.asked != 0 && now.Sub(k.asked) > limit
-	if k.asked != 0 {
-		next = instant.Min(next, k.asked.Add(limit+time.Millisecond))
-	}
-	r.mu.Unlock()
-	if ka != nil && !hung {
-		ka.Secret = s.secret
-		// An error is told to the reader, with its reason.
-		_ = k.stream.Send(&pb.AttachRequest{Kind: &pb.AttachRequest_Keepalive{Keepalive: ka}})
-	}
-	return max(time.Millisecond, min(next.Sub(now), s.ttl/16, sweepEvery)), hung
 }
 
-// limit is how long a keepalive may go without an answer: with the TTL/3
-// between two of them a hung server is left before half of the TTL, and before
-// the leases' partitions end. A TTL under 2 s, or a long way, leaves less room.
-func (k *keeper) limit() time.Duration {
-	s := k.session
-	limit := s.ttl / 8
-	if s.soonest != 0 && s.rtt != 0 {
-		limit = min(limit, s.span/8)
-	}
-	return max(limit, min(minHung, s.ttl/4), 3*s.rtt)
+func (r *region) streamBroken() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.table.StreamBroken(r.stream.id)
+	r.stream = streamState{}
 }
 
 // openStream opens Attach, for no longer than a hung server may take.

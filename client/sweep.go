@@ -1,49 +1,70 @@
 package client
 
 import (
+	"context"
 	"time"
 
 	"github.com/headlease/headlease/internal/instant"
 )
 
-// sweepEvery bounds the time between two looks at the clock: timers count
-// neither suspends nor freezes.
-const sweepEvery = 100 * time.Millisecond
+const (
+	// sweepEvery bounds the time between two looks at the clock: timers count
+	// neither suspends nor freezes.
+	sweepEvery = 100 * time.Millisecond
+	// pollEvery is how often the table forgets what has run out.
+	pollEvery = time.Second
+)
 
 // sweeper ends what ends by the clock, whatever the stream is doing.
-func (r *region) sweeper(s *session) {
+func (r *region) sweeper(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	var next instant.Instant
 	for {
-		asked := false
 		select {
-		case <-s.ctx.Done():
+		case <-ctx.Done():
 			return
-		case <-s.tick:
-			asked = true
+		case <-r.tick:
 		case <-timer.C:
 		}
-		now := r.now()
-		if asked || now >= next {
-			next = r.sweep(s)
-		}
-		timer.Reset(max(time.Millisecond, min(sweepEvery, next.Sub(now))))
+		timer.Reset(r.sweep())
 	}
 }
 
-// sweep ends what has ended and returns when to look again.
-func (r *region) sweep(s *session) instant.Instant {
+// sweep looks at the sessions for which it is time, and returns how long until
+// the next one.
+func (r *region) sweep() time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now := r.now()
-	next := now.Add(time.Second)
-	if s.over {
-		return next
+	if now.Sub(r.polled) >= pollEvery {
+		r.polled = now
+		r.handle(r.table.Poll(now))
 	}
-	if events := r.table.Poll(now); len(events) > 0 {
-		r.handle(s, events)
+	for {
+		first := r.looks.first()
+		switch {
+		case first == nil:
+			return sweepEvery
+		case first.at > now:
+			return max(time.Millisecond, min(sweepEvery, first.at.Sub(now)))
+		}
+		next := r.lookAt(first.session, now)
+		if !first.session.over {
+			r.looks.set(first, instant.Max(next, now+1))
+		}
 	}
+}
+
+// lookAt ends what has ended of a session and returns when to look again. r.mu
+// is held.
+func (r *region) lookAt(s *session, now instant.Instant) instant.Instant {
+	// A session of which nothing was heard for its whole TTL is given up, so
+	// that waiters look for another region.
+	if now.Sub(s.heard) > s.ttl {
+		r.drop(s, "no word from the region for the session's whole ttl")
+		return 0
+	}
+	next := s.heard.Add(s.ttl + 1)
 	var soonest instant.Instant
 	for _, l := range s.leases {
 		if l.releasing {
@@ -74,13 +95,20 @@ func (r *region) sweep(s *session) instant.Instant {
 		}
 		s.soonest = soonest
 	}
-	if soonest != 0 {
-		next = instant.Min(next, soonest)
+	if soonest == 0 {
+		return next
 	}
-	// A session of which nothing was heard for its whole TTL is given up, so
-	// that waiters look for another region.
-	if now.Sub(s.heard) > s.ttl {
-		r.drop(s, "no word from the region for the session's whole ttl")
+	next = instant.Min(next, soonest)
+	half := soonest.Add(-s.span / 2)
+	if now < half {
+		return instant.Min(next, instant.Min(half, now.Add(max(s.span/4, minRetry))))
 	}
-	return next
+	// Half of what the leases have left has gone and nothing prolonged them: if
+	// the server hangs, a keepalive of one of its sessions shows it in time. In a
+	// lapse it answers, and is not asked all the time.
+	again := max(s.span/8, minRetry)
+	if r.stream.id != 0 && len(r.stream.asked) == 0 && now.Sub(r.stream.acked) >= again {
+		r.confirm(s)
+	}
+	return instant.Min(next, now.Add(again))
 }

@@ -105,7 +105,8 @@ func (t *Table) AppendBelief(b []byte, now instant.Instant) []byte {
 		b = append(b, 0xff)
 		for _, q := range slices.Sorted(maps.Keys(s.requests)) {
 			b = binary.AppendUvarint(b, q)
-			b = append(append(b, s.requests[q]...), 0)
+			b = append(append(b, s.requests[q].resource...), 0)
+			b = binary.AppendUvarint(b, uint64(s.requests[q].slots))
 		}
 		b = append(b, 0xff)
 	}

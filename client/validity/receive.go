@@ -39,12 +39,12 @@ func (t *Table) Received(now instant.Instant, on StreamID, msg *pb.AttachRespons
 		if !ok || st.less(s.current) {
 			return nil
 		}
-		resource, open := s.requests[f.GetRequestId()]
+		w, open := s.requests[f.GetRequestId()]
 		if !open {
 			return nil
 		}
 		delete(s.requests, f.GetRequestId())
-		return []Event{{Kind: RequestFailed, Session: s.id, Resource: resource, Request: f.GetRequestId(), Err: f.GetError()}}
+		return []Event{{Kind: RequestFailed, Session: s.id, Resource: w.resource, Request: f.GetRequestId(), Err: f.GetError()}}
 	}
 	return nil
 }
@@ -266,12 +266,12 @@ func (s *session) told(now instant.Instant, h *pb.Held, token fence.Token, reque
 // one named, or the lowest if none is named.
 func (s *session) waitsFor(resource string, request uint64) (uint64, bool) {
 	if request != 0 {
-		r, ok := s.requests[request]
-		return request, ok && r == resource
+		w, ok := s.requests[request]
+		return request, ok && w.takes(resource)
 	}
 	var found uint64
-	for id, r := range s.requests {
-		if r == resource && (found == 0 || id < found) {
+	for id, w := range s.requests {
+		if w.takes(resource) && (found == 0 || id < found) {
 			found = id
 		}
 	}

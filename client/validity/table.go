@@ -3,6 +3,8 @@ package validity
 import (
 	"errors"
 	"fmt"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/headlease/headlease/fence"
@@ -114,9 +116,28 @@ type session struct {
 	views   []*view
 	leases  map[string]*lease
 	floors  map[string]floor
-	// requests are the open Acquires: id to resource.
-	requests    map[uint64]string
+	// requests are the open Acquires.
+	requests    map[uint64]want
 	lastRequest uint64
+}
+
+// want is what an Acquire asks for: the resource, or any of so many slots of it.
+type want struct {
+	resource string
+	slots    uint32
+}
+
+// takes reports whether a token of the resource answers the request.
+func (w want) takes(resource string) bool {
+	if w.slots == 0 {
+		return w.resource == resource
+	}
+	slot, ok := strings.CutPrefix(resource, w.resource+"#")
+	if !ok {
+		return false
+	}
+	n, err := strconv.ParseUint(slot, 10, 32)
+	return err == nil && n < uint64(w.slots)
 }
 
 type sentKeepalive struct {
@@ -185,7 +206,7 @@ func (t *Table) OpenSession(id string, ttl time.Duration) {
 	}
 	t.sessions[id] = &session{
 		id: id, ttl: ttl, urgent: true,
-		leases: map[string]*lease{}, floors: map[string]floor{}, requests: map[uint64]string{},
+		leases: map[string]*lease{}, floors: map[string]floor{}, requests: map[uint64]want{},
 	}
 }
 
@@ -296,8 +317,14 @@ func (t *Table) NextKeepalive(id string) instant.Instant {
 
 // RequestBegun: an Acquire with this id, rising per session, will be sent.
 func (t *Table) RequestBegun(id string, request uint64, resource string) {
+	t.SlotRequestBegun(id, request, resource, 0)
+}
+
+// SlotRequestBegun is RequestBegun of an Acquire of any of so many slots of the
+// resource, or with 0 of the resource itself.
+func (t *Table) SlotRequestBegun(id string, request uint64, resource string, slots uint32) {
 	if s, ok := t.sessions[id]; ok {
-		s.requests[request] = resource
+		s.requests[request] = want{resource, slots}
 		s.lastRequest = max(s.lastRequest, request)
 	}
 }

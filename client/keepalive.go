@@ -1,0 +1,151 @@
+package client
+
+import (
+	"time"
+
+	"github.com/headlease/headlease/internal/instant"
+	pb "github.com/headlease/headlease/proto/headlease/v1"
+)
+
+// sentKeepalive waits for its ack.
+type sentKeepalive struct {
+	sequence uint64
+	at       instant.Instant
+}
+
+const (
+	// maxUnanswered bounds the keepalives of a session that wait for their acks.
+	maxUnanswered = 32
+	// maxBurst bounds the keepalives made under one hold of the lock.
+	maxBurst = 256
+)
+
+// take takes a message off the stream.
+func (r *region) take(msg *pb.AttachResponse) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := r.now()
+	r.heard, r.stream.up = now, true
+	term := r.table.Term()
+	events := r.table.Received(now, r.stream.id, msg)
+	if r.table.Term() != term {
+		// The instants of another leader need a pair of their own.
+		for _, s := range r.sessions {
+			r.schedule(s)
+		}
+	}
+	if ended := r.sessions[msg.GetEnded().GetSessionId()]; ended != nil {
+		r.answered(ended, ended.sent)
+	}
+	r.handle(events)
+	ack := msg.GetAck()
+	s := r.sessions[ack.GetSessionId()]
+	if s == nil {
+		return
+	}
+	s.heard, r.stream.acked = now, now
+	s.answeredTo = max(s.answeredTo, ack.GetSequence())
+	if sent, ok := r.answered(s, ack.GetSequence()); ok {
+		s.acked = max(s.acked, sent)
+		r.rtt = now.Sub(sent)
+	}
+	close(s.answered)
+	s.answered = make(chan struct{})
+	if by := (spokesman{r.stream.id, msg.GetTerm()}); s.begun != by && ack.GetComplete() {
+		s.begun = by
+		close(s.attached)
+		s.attached = make(chan struct{})
+	}
+	r.touch(s)
+}
+
+// answered forgets a session's keepalives up to a sequence, and returns when
+// that one was sent. r.mu is held.
+func (r *region) answered(s *session, sequence uint64) (at instant.Instant, ok bool) {
+	left := s.unanswered[:0]
+	for _, k := range s.unanswered {
+		if k.sequence > sequence {
+			left = append(left, k)
+			continue
+		}
+		r.stream.answered(k.at)
+		if k.sequence == sequence {
+			at, ok = k.at, true
+		}
+	}
+	s.unanswered = left
+	return at, ok
+}
+
+// outgoing is what is to be sent on the stream now, and what comes then.
+type outgoing struct {
+	messages []*pb.AttachRequest
+	// wait until it is asked again.
+	wait time.Duration
+	// idle: there is no session any more. hung: the server answers nothing.
+	idle, hung bool
+}
+
+// due makes the keepalives that are due, and with them those that soon are.
+func (r *region) due() (out outgoing) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, id := range r.detaching {
+		out.messages = append(out.messages, &pb.AttachRequest{Kind: &pb.AttachRequest_Detach{Detach: &pb.Detach{SessionId: id}}})
+	}
+	r.detaching = nil
+	now := r.now()
+	if hung := r.stream.hungAt(); hung != 0 && hung <= now {
+		out.hung = true
+		return out
+	}
+	next := r.sends.first()
+	if next == nil {
+		out.idle = true
+		return out
+	}
+	if next.at <= now {
+		for next != nil && next.at <= now.Add(next.session.ttl/early) && len(out.messages) < maxBurst {
+			if m := r.keepalive(next.session, now); m != nil {
+				out.messages = append(out.messages, m)
+			}
+			next = r.sends.first()
+		}
+	}
+	until := next.at
+	if hung := r.stream.hungAt(); hung != 0 {
+		until = instant.Min(until, hung)
+	}
+	out.wait = max(time.Millisecond, min(until.Sub(now), sweepEvery))
+	return out
+}
+
+// keepalive makes a session's, to be sent at once. r.mu is held.
+func (r *region) keepalive(s *session, now instant.Instant) *pb.AttachRequest {
+	ka := r.table.Keepalive(now, s.id, r.stream.id)
+	if ka == nil {
+		r.sends.remove(&s.send) // the table does not know it: it is being dropped
+		return nil
+	}
+	ka.Secret = s.secret
+	s.urgent, s.sent = false, ka.GetSequence()
+	if len(s.unanswered) == maxUnanswered {
+		r.stream.forget(s.unanswered[0].at)
+		s.unanswered = append(s.unanswered[:0], s.unanswered[1:]...)
+	}
+	s.unanswered = append(s.unanswered, sentKeepalive{ka.GetSequence(), now})
+	r.stream.sent(now, now.Add(r.limit(s)+time.Millisecond))
+	r.schedule(s)
+	return &pb.AttachRequest{Kind: &pb.AttachRequest_Keepalive{Keepalive: ka}}
+}
+
+// limit is how long a keepalive may go without an answer: with the TTL/3
+// between two of them a hung server is left before half of the TTL, and before
+// the leases' partitions end. A TTL under 2 s, or a long way, leaves less room.
+func (r *region) limit(s *session) time.Duration {
+	limit := s.ttl / 8
+	if s.soonest != 0 && r.rtt != 0 {
+		limit = min(limit, s.span/8)
+	}
+	return max(limit, min(minHung, s.ttl/4), 3*r.rtt)
+}
