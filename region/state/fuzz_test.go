@@ -18,7 +18,9 @@ func FuzzReadSnapshot(f *testing.F) {
 	f.Add([]byte(nil))
 	f.Add([]byte(snapshotMagic))
 	f.Add(write(f, New()))
-	f.Add(write(f, busyMachine(f).m))
+	for _, data := range snapshots(f) {
+		f.Add(data)
+	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		m, err := ReadSnapshot(bytes.NewReader(data))
 		if err != nil {
@@ -35,7 +37,7 @@ func FuzzReadSnapshot(f *testing.F) {
 // the right hash. What the loader takes must be a state on which all commands
 // work.
 func FuzzRestoredContent(f *testing.F) {
-	for _, m := range []*Machine{New(), newHarness(f).m, busyMachine(f).m} {
+	for _, m := range []*Machine{New(), newHarness(f).m, newOwner1(f, "a").m, busyMachine(f).m, richMachine(f).m} {
 		f.Add(chunksOf(f, write(f, m)))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -84,11 +86,16 @@ func exercise(h *harness) {
 	for l := range h.m.View().Leases() {
 		h.do(cmdRelease(l.Session, l.Resource, l.Token))
 	}
+	for d := range h.m.View().Delays() {
+		h.do(cmdEndDelay(d.Resource, d.Token))
+	}
 	for s := range v.Sessions() {
 		for w := range v.SessionWaiters(s.ID) {
-			h.do(cmdWait(w.Session, w.Request, w.Resource))
+			h.do(withSlots(cmdWait(w.Session, w.Request, w.Resource), w.Slots))
+			h.do(cmdEndWait(w.Session, w.Request))
 			h.do(cmdCancel(w.Session, w.Request))
 		}
+		h.do(withDelay(withSlots(withValue(cmdWait(s.ID, s.LowestOpen+9, "s"), "v"), 3), 5))
 		h.do(cmdAcquire(s.ID, s.LowestOpen, "x"))
 		h.do(cmdAcquire(s.ID, s.LowestOpen+5, "fresh"))
 	}
@@ -96,10 +103,16 @@ func exercise(h *harness) {
 		h.do(cmdReserve(0))
 		h.do(cmdAdopt(p.Name, uint32(p.Epoch), p.Register.Accepted.Proto()))
 		h.do(cmdAdopt(p.Name, uint32(p.Register.Value.Epoch), p.Register.Accepted.Proto()))
+		h.do(cmdDrain(p.Name, uint32(p.Epoch), "us"))
+		h.do(cmdAbort(p.Name, uint32(p.Epoch)))
+		h.do(cmdSettle(p.Name, uint32(p.Epoch)))
 		h.do(cmdDrop(p.Name, uint32(p.Epoch)))
 	}
 	for s := range v.Sessions() {
 		h.do(cmdExpire(s.ID))
+	}
+	if got, want := h.m.root.hash(h.m.sum), h.m.fullHash(); got != want {
+		h.t.Fatalf("the hash kept, %x, differs from the content's, %x", got, want)
 	}
 }
 
@@ -115,6 +128,10 @@ func FuzzApply(f *testing.F) {
 	f.Add(encode(f, entry))
 	f.Add(encode(f, &pb.Entry{Commands: []*pb.Command{
 		cmdWait("a", 1, "x"), cmdWait("b", 1, "x"), cmdWait("b", 2, "y"), cmdExpire("a"), cmdRevoke("x", token(1, 2), strings.Repeat("é", 200)),
+	}}))
+	f.Add(encode(f, &pb.Entry{Commands: []*pb.Command{
+		withDelay(withSlots(withValue(cmdWait("a", 1, "s"), "v"), 2), 9), withWait(withSlots(cmdWait("b", 1, "s"), 1), 5), cmdSetValue("b", "held", token(1, 1), "v"),
+		cmdDrain("p", 1, "us"), cmdAbort("p", 1), cmdExpire("a"), cmdEndDelay("s#0", token(1, 2)), cmdDrop("p", 1), cmdRaise(3), cmdStateHash(1, 2),
 	}}))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		e := &pb.Entry{}
