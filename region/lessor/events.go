@@ -91,7 +91,11 @@ func (l *Lessor) lease(session, resource string) *lease {
 	return s.leases[resource]
 }
 
-// granted names a new token on the session's stream.
+// granted takes a new token. What was handed over is named on the session's
+// stream at once, for nothing else tells of it. What was asked for is told by the
+// answer to Acquire, with an end of its own that reaches beyond the next push:
+// the stream names it just before that, or before an ack. If it has been given
+// back by then, as a short lock mostly has, the stream says nothing of it.
 func (l *Lessor) granted(ev state.LeaseGranted) {
 	s, ok := l.sessions[ev.Session]
 	if !ok {
@@ -102,6 +106,15 @@ func (l *Lessor) granted(ev state.LeaseGranted) {
 		l.ended(old, state.EndDropped) // of an epoch that is dropped piece by piece
 	}
 	e := l.hold(s, ev.Resource, l.partition(ev.Partition), ev.Token)
+	if s.begun && !ev.Offered {
+		e.unnamed, e.request = true, ev.Request
+		s.stream.unnamed = append(s.stream.unnamed, e)
+		if len(s.stream.unnamed) >= maxUnnamed {
+			l.nameAll(s.stream)
+		}
+		return
+	}
+	e.list()
 	if ev.Offered {
 		l.offer(e)
 	}
@@ -115,10 +128,27 @@ func (l *Lessor) granted(ev state.LeaseGranted) {
 	l.send(s.stream, &pb.AttachResponse{Kind: &pb.AttachResponse_Grant{Grant: g}})
 }
 
+// nameAll names what the stream has not named and its sessions still hold.
+func (l *Lessor) nameAll(st *stream) {
+	for _, e := range st.unnamed {
+		if !e.unnamed || e.gone {
+			continue // named by an ack, given back, or attached elsewhere
+		}
+		e.list()
+		l.send(st, &pb.AttachResponse{Kind: &pb.AttachResponse_Grant{Grant: &pb.Grant{
+			SessionId: e.session.id, RequestId: e.request, Held: held(e),
+		}}})
+	}
+	st.unnamed = nil
+}
+
 // revoked fixes when the last validity sent for the token is over, and
 // withdraws it before any later validity [F9].
 func (l *Lessor) revoked(e *lease, reason string) {
 	s := e.session
+	if e.unnamed {
+		l.nameAll(s.stream) // or what is withdrawn would be a token never heard of
+	}
 	e.until = l.lastSent(e)
 	e.proposed = false
 	e.offer = reason == OfferExpired
@@ -148,8 +178,11 @@ func (l *Lessor) lastSent(e *lease) instant.Instant {
 // ended withdraws a token that nobody holds any more.
 func (l *Lessor) ended(e *lease, reason state.EndReason) {
 	s, withdrawn := e.session, e.revoked
+	if e.unnamed && reason != state.EndReleased {
+		l.nameAll(s.stream)
+	}
 	l.drop(e)
-	if !s.begun || withdrawn {
+	if !s.begun || withdrawn || e.unnamed {
 		return
 	}
 	why := pb.WithdrawalReason_WITHDRAWAL_REASON_RELEASED

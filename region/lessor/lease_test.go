@@ -22,10 +22,16 @@ func TestL1TheFirstAckNamesAll(t *testing.T) {
 	if len(got.Partitions) != 1 || got.Partitions[0].Epoch != 1 || since(got.Partitions[0].Until) != d {
 		t.Errorf("ends %v", got.Partitions)
 	}
-	// A grant is named at once, in order.
+	// A grant is named before the next end that is to reach it.
 	e := r.acquire("s0", "lock/e")
-	if g := r.only(1).GetGrant(); fence.Token(g.GetHeld().GetToken()) != e || g.GetHeld().GetUntil() != 0 || since(g.GetPartition().GetUntil()) != d {
-		t.Errorf("grant %v", g)
+	if got := r.sent(1); len(got) != 0 {
+		t.Errorf("a grant is told by the answer, and the stream says %v at once", got)
+	}
+	r.l.Push(r.now, 1)
+	r.take()
+	m := r.sent(1)
+	if len(m) != 2 || m[1].GetPush() == nil || fence.Token(m[0].GetGrant().GetHeld().GetToken()) != e || m[0].GetGrant().GetHeld().GetUntil() != 0 {
+		t.Errorf("pushed %v", m)
 	}
 	// The next ack need not name them again.
 	r.keepalive(1, "s0", tokens{"lock/a": a, "lock/b": b, "lock/e": e})
@@ -36,6 +42,49 @@ func TestL1TheFirstAckNamesAll(t *testing.T) {
 	r.release("s0", "lock/a", a)
 	if w := r.only(1).GetWithdrawal(); fence.Token(w.GetToken()) != a || w.GetUntil() != 0 || w.GetReason() != pb.WithdrawalReason_WITHDRAWAL_REASON_RELEASED {
 		t.Errorf("told %v", w)
+	}
+}
+
+// A lock that is given back before the next push is not spoken of on the stream.
+func TestL1WhatTheAnswerToldIsNamedLater(t *testing.T) {
+	r := newRig(t, 1)
+	a := r.acquire("s0", "lock/a")
+	r.hold(d)
+	r.attach(1, "s0", nil)
+	r.release("s0", "lock/b", r.acquire("s0", "lock/b"))
+	r.l.Push(r.now, 1)
+	r.take()
+	if m := r.only(1); m.GetPush() == nil {
+		t.Errorf("after a grant and its release: %v", m)
+	}
+	// It is named before it is withdrawn, and before an ack.
+	b := r.acquire("s0", "lock/b")
+	r.revoke("lock/b", b)
+	m := r.sent(1)
+	if len(m) != 2 || fence.Token(m[0].GetGrant().GetHeld().GetToken()) != b || fence.Token(m[1].GetWithdrawal().GetToken()) != b {
+		t.Errorf("a revocation: %v", m)
+	}
+	c := r.acquire("s0", "lock/c")
+	r.keepalive(1, "s0", tokens{"lock/a": a})
+	r.check()
+	m = r.sent(1)
+	if len(m) != 2 || fence.Token(m[0].GetGrant().GetHeld().GetToken()) != c || m[1].GetAck().GetComplete() || len(m[1].GetAck().GetHeld()) != 0 {
+		t.Errorf("an ack: %v", m)
+	}
+	r.release("s0", "lock/c", c)
+	if w := r.only(1).GetWithdrawal(); fence.Token(w.GetToken()) != c {
+		t.Errorf("the release of one that was named: %v", w)
+	}
+	// A new stream's first ack names it.
+	e := r.acquire("s0", "lock/e")
+	r.stream(2)
+	if got := r.attach(2, "s0", nil); len(got.Held) != 2 || fence.Token(got.Held[1].Token) != e {
+		t.Errorf("first ack %v", got)
+	}
+	r.l.Push(r.now, 2)
+	r.take()
+	if m := r.only(2); m.GetPush() == nil {
+		t.Errorf("named twice: %v", m)
 	}
 }
 
@@ -85,7 +134,9 @@ func TestF17MismatchListsAll(t *testing.T) {
 	}
 	// A keepalive that crossed a grant and a release is no mismatch.
 	b := r.acquire("s0", "lock/b")
+	r.l.Push(r.now, 1) // names it
 	r.release("s0", "lock/a", k)
+	r.take()
 	r.sent(1)
 	for _, known := range []tokens{{"lock/a": k}, {"lock/a": k, "lock/b": b}, {"lock/b": b}} {
 		r.keepalive(1, "s0", known)

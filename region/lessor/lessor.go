@@ -27,6 +27,8 @@ const (
 	// maxHistory bounds the changes of a held set that an ack of the client
 	// may lag behind.
 	maxHistory = 1024
+	// maxUnnamed bounds the grants that a stream names later.
+	maxUnnamed = 1024
 )
 
 // Config of a Lessor.
@@ -180,8 +182,8 @@ type session struct {
 	refs    map[*partition]int
 	// offers are unconfirmed.
 	offers map[*lease]struct{}
-	// hash of the held tokens that are not revoked, and changes how often it
-	// changed.
+	// hash of the held tokens that are listed and not revoked, and changes how
+	// often it changed.
 	hash    uint64
 	changes uint64
 
@@ -231,7 +233,11 @@ type lease struct {
 	// proposed: a Revoke or EndRevocation is under way.
 	proposed bool
 	gone     bool
-	timer    *timer // of the offer or the revocation
+	// unnamed: granted, to request, since the stream began, which has not named it
+	// yet.
+	unnamed bool
+	request uint64
+	timer   *timer // of the offer or the revocation
 }
 
 // stream is one attachment.
@@ -241,6 +247,8 @@ type stream struct {
 	refs     map[*partition]int
 	closed   bool
 	timer    *timer // of the pushes
+	// unnamed leases wait for the next push, and may have ended meanwhile.
+	unnamed []*lease
 	// unknown sessions whose keepalive waits for a check, which decides whether it
 	// may be said that they have ended, by the arrival's order.
 	unknown map[string]uint64
@@ -304,6 +312,7 @@ func New(cfg Config, view state.View, term uint64, now instant.Instant) *Lessor 
 func (l *Lessor) found(s *session, h state.Lease) {
 	p := l.partition(h.Partition)
 	e := l.hold(s, h.Resource, p, h.Token)
+	e.list()
 	e.assumed = l.start.Add(min(s.ttl, p.d))
 	switch {
 	case h.Revoked:

@@ -108,6 +108,9 @@ func (l *Lessor) Clone() *Lessor {
 		for s := range st.sessions {
 			q.sessions[copySession(s)] = struct{}{}
 		}
+		for _, e := range st.unnamed {
+			q.unnamed = append(q.unnamed, copyLease(e))
+		}
 		return q
 	}
 	copySession = func(s *session) *session {
@@ -226,7 +229,7 @@ func (l *Lessor) AppendState(b []byte, now instant.Instant, deposed bool) []byte
 		}
 		for _, r := range slices.Sorted(maps.Keys(s.leases)) {
 			e := s.leases[r]
-			b = append(append(b, r...), 0, flags(e.revoked, e.proposed, e.offerEnd != 0, e.offer, slices.Contains(s.rename, e)))
+			b = append(append(b, r...), 0, flags(e.revoked, e.proposed, e.offerEnd != 0, e.offer, slices.Contains(s.rename, e), e.unnamed && s.begun))
 			u(uint64(e.token))
 			u(left(e.until))
 			u(left(e.offerEnd))

@@ -28,6 +28,9 @@ func (l *Lessor) ack(s *session) {
 	a.Complete, a.Partitions = !s.begun || s.again, l.ends(s.refs)
 	if a.Complete {
 		for _, e := range s.leases {
+			if e.unnamed {
+				e.list()
+			}
 			if !e.revoked {
 				a.Held = append(a.Held, held(e))
 			}
@@ -37,6 +40,7 @@ func (l *Lessor) ack(s *session) {
 			s.history = append(s.history[:0], point{s.hash, s.changes})
 		}
 	} else {
+		l.nameAll(s.stream)
 		for _, e := range s.rename {
 			if !e.gone && !e.revoked {
 				a.Held = append(a.Held, held(e))
@@ -91,8 +95,10 @@ func (l *Lessor) end1(p *partition) *pb.PartitionEnd {
 	return p.end
 }
 
-// push sends the ends of the stream's partitions, or of one of them.
+// push sends the ends of the stream's partitions, or of one of them, after the
+// names of the tokens that they are to reach.
 func (l *Lessor) push(st *stream, only *partition) {
+	l.nameAll(st)
 	if !l.checked {
 		return
 	}

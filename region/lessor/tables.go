@@ -22,14 +22,20 @@ func (l *Lessor) open(s state.Session, now instant.Instant) *session {
 	return q
 }
 
-// hold adds a lease to its session.
+// hold adds a lease to its session; the caller lists it, now or when the stream
+// names it.
 func (l *Lessor) hold(s *session, resource string, p *partition, token fence.Token) *lease {
 	e := &lease{resource: resource, token: token, session: s, partition: p}
 	s.leases[resource] = e
 	l.refer(s, p, 1)
-	s.change(validity.TokenHash(resource, token))
-	e.change = s.changes
 	return e
+}
+
+// list counts a lease among those that the session's stream names.
+func (e *lease) list() {
+	e.unnamed = false
+	e.session.change(validity.TokenHash(e.resource, e.token))
+	e.change = e.session.changes
 }
 
 // drop removes a lease from its session.
@@ -42,12 +48,12 @@ func (l *Lessor) drop(e *lease) {
 	l.stop(e.timer)
 	delete(s.offers, e)
 	l.refer(s, e.partition, -1)
-	if !e.revoked {
+	if !e.revoked && !e.unnamed {
 		s.change(-validity.TokenHash(e.resource, e.token))
 	}
 }
 
-// unlist marks a lease as revoked: it is named no more.
+// unlist marks a listed lease as revoked: it is named no more.
 func (l *Lessor) unlist(e *lease) {
 	e.revoked = true
 	delete(e.session.offers, e)
@@ -122,6 +128,11 @@ func (l *Lessor) detach(s *session) {
 		count(st.refs, p, -n)
 	}
 	delete(st.sessions, s)
+	for _, e := range st.unnamed {
+		if e.session == s && e.unnamed && !e.gone {
+			e.list() // by the next stream's first ack
+		}
+	}
 	s.stream, s.begun, s.again, s.ackDue, s.history, s.rename = nil, false, false, false, nil, nil
 }
 
