@@ -49,7 +49,8 @@ var errReceiverSlow = errors.New("the receiver of the snapshot took nothing for 
 type outgoing struct {
 	file    *os.File
 	stop    <-chan struct{}
-	release func()
+	release func() // the turn
+	done    func() // once, when closed
 
 	mu      sync.Mutex
 	timer   *time.Timer
@@ -57,8 +58,8 @@ type outgoing struct {
 	closed  bool
 }
 
-func newOutgoing(f *os.File, stop <-chan struct{}, release func()) *outgoing {
-	o := &outgoing{file: f, stop: stop, release: release}
+func newOutgoing(f *os.File, stop <-chan struct{}, release, done func()) *outgoing {
+	o := &outgoing{file: f, stop: stop, release: release, done: done}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.timer = time.AfterFunc(outletIdle, o.expire)
@@ -110,5 +111,6 @@ func (o *outgoing) Close() error {
 	o.timer.Stop()
 	o.mu.Unlock()
 	o.release()
+	defer o.done()
 	return o.file.Close()
 }

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/hashicorp/raft"
 )
@@ -27,9 +28,15 @@ const (
 	snapStateName = "state.bin"
 	snapTemp      = ".tmp"
 	snapDamaged   = ".damaged"
-	// snapPiece is how much of a snapshot is written between two fsyncs: one large
-	// fsync would hold up the log's on the same file system for as long as it takes.
-	snapPiece = 1 << 20
+	// snapPiece is how much of a snapshot is written between two fsyncs. One large
+	// fsync holds up the log's on the same file system: beside 100 MiB, 1 in 100 of
+	// the log's took 45 ms, with pieces 8 ms, alone 7 ms.
+	snapPiece = 256 << 10
+	// shrinkStep is how much of an old snapshot is removed at once, shrinkRest the
+	// time between two steps: likewise for the removal of one large file, 30 to 40 ms
+	// against 8 ms.
+	shrinkStep = 4 << 20
+	shrinkRest = 2 * time.Millisecond
 )
 
 var (
@@ -268,4 +275,18 @@ func (s *snapSink) Cancel() error {
 	}
 	s.done = true
 	return errors.Join(s.file.Close(), os.RemoveAll(s.temp))
+}
+
+// removeSlowly removes a snapshot's directory that nobody reads.
+func removeSlowly(dir string) error {
+	path := filepath.Join(dir, snapStateName)
+	if info, err := os.Stat(path); err == nil {
+		for size := info.Size() - shrinkStep; size > 0; size -= shrinkStep {
+			if os.Truncate(path, size) != nil {
+				break
+			}
+			time.Sleep(shrinkRest)
+		}
+	}
+	return os.RemoveAll(dir)
 }

@@ -38,6 +38,8 @@ type snapStore struct {
 	mu      sync.Mutex
 	last    uint64              // milliseconds of the newest name given
 	damaged map[string]struct{} // found while running
+	readers map[string]int
+	gone    map[string]struct{} // being removed
 	// trusted is the one snapshot, already read to its end, that a start uses: no
 	// other is listed or opened until then.
 	trusted string
@@ -50,7 +52,8 @@ var _ raft.SnapshotStore = (*snapStore)(nil)
 func openSnapStore(base string, g *guard, log *slog.Logger) (*snapStore, error) {
 	s := &snapStore{
 		dir: filepath.Join(base, snapsName), guard: g, log: log, outlet: newOutlet(), leading: func() bool { return false },
-		stop: make(chan struct{}), damaged: make(map[string]struct{}), wanted: make(chan struct{}, 1),
+		stop: make(chan struct{}), damaged: make(map[string]struct{}), readers: make(map[string]int),
+		gone: make(map[string]struct{}), wanted: make(chan struct{}, 1),
 	}
 	if err := os.MkdirAll(s.dir, 0o700); err != nil {
 		return nil, err
@@ -151,8 +154,32 @@ func (s *snapStore) List() ([]*raft.SnapshotMeta, error) {
 func (s *snapStore) usable(id string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.usableLocked(id)
+}
+
+func (s *snapStore) usableLocked(id string) bool {
 	_, bad := s.damaged[id]
-	return !bad && (s.trusted == "" || s.trusted == id)
+	_, gone := s.gone[id]
+	return !bad && !gone && (s.trusted == "" || s.trusted == id)
+}
+
+// read counts a reader of a snapshot, and unread ends that.
+func (s *snapStore) read(id string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.usableLocked(id) {
+		return false
+	}
+	s.readers[id]++
+	return true
+}
+
+func (s *snapStore) unread(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.readers[id]--; s.readers[id] == 0 {
+		delete(s.readers, id)
+	}
 }
 
 // foundDamaged puts a snapshot out of use and asks for another.
@@ -170,9 +197,6 @@ func (s *snapStore) foundDamaged(id string, err error) {
 // Open returns a snapshot's state once all of it has been read and found sound.
 // On a leader it is for a follower: one at a time, the next waits.
 func (s *snapStore) Open(id string) (*raft.SnapshotMeta, io.ReadCloser, error) {
-	if !s.usable(id) {
-		return nil, nil, fmt.Errorf("snapshot %s is not to be used", id)
-	}
 	release := func() {}
 	if s.leading() {
 		var err error
@@ -180,12 +204,17 @@ func (s *snapStore) Open(id string) (*raft.SnapshotMeta, io.ReadCloser, error) {
 			return nil, nil, err
 		}
 	}
+	if !s.read(id) {
+		release()
+		return nil, nil, fmt.Errorf("snapshot %s is not used any more", id)
+	}
 	meta, f, err := s.openSound(id)
 	if err != nil {
+		s.unread(id)
 		release()
 		return nil, nil, err
 	}
-	return &meta.SnapshotMeta, newOutgoing(f, s.stop, release), nil
+	return &meta.SnapshotMeta, newOutgoing(f, s.stop, release, func() { s.unread(id) }), nil
 }
 
 func (s *snapStore) openSound(id string) (snapMeta, *os.File, error) {
@@ -222,14 +251,33 @@ func (s *snapStore) added(n snapName) {
 			kept++
 			continue
 		}
-		if err := os.RemoveAll(filepath.Join(s.dir, old.String())); err != nil {
+		if err := s.remove(old.String()); err != nil {
 			s.log.Warn("an old snapshot is not removed", "path", filepath.Join(s.dir, old.String()), "error", err)
-			continue
 		}
-		s.mu.Lock()
-		delete(s.damaged, old.String())
-		s.mu.Unlock()
 	}
+}
+
+// remove removes a snapshot. Whoever is reading it goes on.
+func (s *snapStore) remove(id string) error {
+	s.mu.Lock()
+	s.gone[id] = struct{}{}
+	read := s.readers[id] > 0
+	s.mu.Unlock()
+	// A start removes what a crash leaves.
+	path := filepath.Join(s.dir, id)
+	err := os.Rename(path, path+snapTemp)
+	if err == nil && read {
+		err = os.RemoveAll(path + snapTemp)
+	} else if err == nil {
+		err = removeSlowly(path + snapTemp)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.gone, id)
+	if err == nil {
+		delete(s.damaged, id)
+	}
+	return err
 }
 
 // trust names the one snapshot that the start uses; "" ends that.

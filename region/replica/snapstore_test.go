@@ -194,6 +194,31 @@ func sameMeta(a, b []byte) bool {
 	return fmt.Sprintf("%+v", x) == fmt.Sprintf("%+v", y)
 }
 
+// TestAReaderKeepsARemovedSnapshot: what is being sent stays whole while newer
+// snapshots push it out, and is not found any more.
+func TestAReaderKeepsARemovedSnapshot(t *testing.T) {
+	s := testStores(t, t.TempDir(), false, nil)
+	defer s.close()
+	state := bytes.Repeat([]byte("0123456789abcdef"), 3*shrinkStep/16)
+	id := writeSnap(t, s, 1, 1, state)
+	_, r, err := s.snaps.Open(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range uint64(3) {
+		writeSnap(t, s, 10+i, 1, state)
+	}
+	if got, err := io.ReadAll(r); err != nil || !bytes.Equal(got, state) {
+		t.Errorf("read %d of %d bytes, %v", len(got), len(state), err)
+	}
+	if err := r.Close(); err != nil {
+		t.Error(err)
+	}
+	if left, _ := os.ReadDir(s.snaps.dir); len(left) != retainSnapshots || len(s.snaps.readers) != 0 || len(s.snaps.gone) != 0 {
+		t.Errorf("left %v, readers %v, gone %v", left, s.snaps.readers, s.snaps.gone)
+	}
+}
+
 // TestFailedSnapshotsLeaveNothing: a full disk at any write, an empty state, a
 // stop.
 func TestFailedSnapshotsLeaveNothing(t *testing.T) {
