@@ -14,6 +14,8 @@ import (
 const (
 	MaxValue     = 64 << 10
 	MaxLockDelay = 60 * time.Second
+	// MaxWait of WaitAtMost; Wait knows no bound.
+	MaxWait = 24 * time.Hour
 	// MaxSlots of a semaphore.
 	MaxSlots = 10_000
 )
@@ -33,7 +35,7 @@ type acquireOptions struct {
 // Wait takes a place in the queue when the resource is held, until ctx ends.
 func Wait() Option { return func(o *acquireOptions) { o.wait = true } }
 
-// WaitAtMost is Wait for so long at most; then Acquire fails with ErrWaitEnded.
+// WaitAtMost is Wait for so long at most, up to MaxWait; then Acquire fails with ErrWaitEnded.
 // The region counts the time, so that it keeps no place for a client that is
 // not there any more.
 func WaitAtMost(d time.Duration) Option {
@@ -65,8 +67,8 @@ func newAcquireOptions(resource string, slots int, options []Option) (acquireOpt
 		return o, invalidField("value", fmt.Sprintf("has %d bytes; at most %d are kept", len(o.value), MaxValue))
 	case o.lockDelay < 0 || o.lockDelay > MaxLockDelay:
 		return o, invalidField("lock delay", fmt.Sprintf("%v is out of range; choose 0 to %v", o.lockDelay, MaxLockDelay))
-	case o.wait && o.atMost < 0:
-		return o, invalidField("wait", fmt.Sprintf("%v is negative; give a time, or use Wait", o.atMost))
+	case o.atMost < 0 || o.atMost > MaxWait:
+		return o, invalidField("wait", fmt.Sprintf("%v is out of range; choose up to %v, or use Wait", o.atMost, MaxWait))
 	}
 	return o, nil
 }

@@ -148,7 +148,7 @@ func (c *Client) watch(ctx context.Context, invalid error, options []WatchOption
 		defer func() {
 			cancel()
 			if !over {
-				_ = <-ended // nobody asks why any more
+				<-ended //nolint:errcheck // nobody asks why any more
 			}
 		}()
 		for !over {
