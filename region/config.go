@@ -31,6 +31,9 @@ type Config struct {
 	// Join makes a server whose directory is empty ask its region to be added;
 	// otherwise it waits for init.
 	Join bool
+	// MaxLevel is the highest feature level that this server takes on; 0: what its
+	// program knows (state.MaxLevel). Tests set it lower, to be an older program.
+	MaxLevel uint32
 	// Files tells of changes of the cluster file; nil: it never changes.
 	Files *load.Watcher
 	// Credentials with the gossip key; nil only with Insecure.
@@ -55,12 +58,12 @@ type Config struct {
 	Exit func(reason error)
 }
 
-// maxLevel is the highest feature level that this program knows.
-const maxLevel = state.MaxLevel
-
 func (c Config) withDefaults() Config {
 	if c.Logger == nil {
 		c.Logger = slog.Default()
+	}
+	if c.MaxLevel == 0 {
+		c.MaxLevel = state.MaxLevel
 	}
 	if c.Registry == nil {
 		c.Registry = telemetry.NewRegistry(c.Version)

@@ -30,7 +30,7 @@ func (s *Server) makeGroup() *api.Group {
 			_, err := s.peers.raft(server)
 			return err == nil
 		},
-		Level: func() uint32 { return s.replica.View().Level() }, MaxLevel: maxLevel,
+		Level: func() uint32 { return s.replica.View().Level() }, MaxLevel: s.cfg.MaxLevel,
 	}
 }
 
@@ -103,6 +103,13 @@ func (e *tooOldError) Error() string {
 	return fmt.Sprintf("the region uses feature level %d and this program knows level %d; start a newer program", e.level, e.known)
 }
 
+// checkLevel ends this server if its program knows less than the region uses.
+func (s *Server) checkLevel(level uint32) {
+	if level > s.cfg.MaxLevel {
+		s.callDied(&tooOldError{level, s.cfg.MaxLevel})
+	}
+}
+
 // askToJoin asks the other servers in turn; whichever is reached passes the
 // question on to the leader.
 func (s *Server) askToJoin(ctx context.Context) error {
@@ -117,14 +124,14 @@ func (s *Server) askToJoin(ctx context.Context) error {
 		}
 		call, cancel := context.WithTimeout(ctx, joinTimeout)
 		res, err := pb.NewMemberServiceClient(conn).Join(call, &pb.JoinRequest{
-			Name: s.process.Name, RaftId: s.replica.RaftID(), FeatureLevel: maxLevel,
+			Name: s.process.Name, RaftId: s.replica.RaftID(), FeatureLevel: s.cfg.MaxLevel,
 		})
 		cancel()
 		switch {
 		case err != nil:
 			errs = append(errs, fmt.Errorf("%s: %s", p.Name, status.Convert(err).Message()))
-		case res.GetFeatureLevel() > maxLevel:
-			return &tooOldError{res.GetFeatureLevel(), maxLevel}
+		case res.GetFeatureLevel() > s.cfg.MaxLevel:
+			return &tooOldError{res.GetFeatureLevel(), s.cfg.MaxLevel}
 		default:
 			return nil
 		}

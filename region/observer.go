@@ -21,6 +21,8 @@ func (s *Server) Applied(index, _ uint64, events []state.Event) {
 			}
 		case state.Configured:
 			s.configured(time.Duration(e.Configuration.GetDNs()))
+		case state.LevelRaised:
+			s.checkLevel(e.Level)
 		}
 	}
 	s.metrics.applied(events)
@@ -52,6 +54,7 @@ func (s *Server) configured(d time.Duration) {
 // keeps no tables.
 func (s *Server) Restored() {
 	s.watches.Restored()
+	s.checkLevel(s.replica.View().Level())
 	if c := s.replica.View().Configuration(); c != nil {
 		s.configured(time.Duration(c.GetDNs()))
 	}

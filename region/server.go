@@ -186,7 +186,8 @@ func (s *Server) openReplica(ctx context.Context) error {
 	s.replica, err = replica.Open(ctx, replica.Config{
 		Name: s.process.Name, Cluster: s.cfg.File.Cluster, Region: s.process.Region, DataDir: s.cfg.DataDir,
 		Stream: s.raftLn, Timing: timing, Clock: s.cfg.Clock, Observer: s, Terms: s.peers, Progress: s.peers,
-		Disk: s.cfg.Faults, Registerer: s.cfg.Registry, Logger: s.cfg.Logger, Exit: s.cfg.Exit,
+		FeatureLevel: s.cfg.MaxLevel,
+		Disk:         s.cfg.Faults, Registerer: s.cfg.Registry, Logger: s.cfg.Logger, Exit: s.cfg.Exit,
 	})
 	if err == nil && s.cfg.Join {
 		err = s.replica.Join()

@@ -53,6 +53,7 @@ type summary struct {
 	Cluster    string             `json:"cluster"`
 	ClusterID  string             `json:"cluster_id,omitempty"`
 	Partitions []partitionSummary `json:"partitions"`
+	Regions    []regionSummary    `json:"regions"`
 	Processes  []processSummary   `json:"processes"`
 	Peers      []peerSummary      `json:"peers"`
 	RoundTrips []tripSummary      `json:"round_trips"`
@@ -66,6 +67,16 @@ type partitionSummary struct {
 	Prefer []string `json:"prefer"`
 	// Activity is what each region says it does about the partition.
 	Activity map[string]string `json:"activity,omitempty"`
+}
+
+// regionSummary is a region by its leader's word.
+type regionSummary struct {
+	Name         string `json:"name"`
+	Leader       string `json:"leader,omitempty"`
+	FeatureLevel uint32 `json:"feature_level,omitempty"`
+	Sessions     uint64 `json:"sessions"`
+	Leases       uint64 `json:"leases"`
+	Waiters      uint64 `json:"waiters"`
 }
 
 type processSummary struct {
@@ -121,6 +132,9 @@ func summarise(c *cluster.Cluster, v cluster.View) summary {
 		}
 	}
 	for _, r := range v.Regions {
+		s.Regions = append(s.Regions, regionSummary{
+			r.Name, r.Status.GetLeader(), r.Status.GetFeatureLevel(), r.Status.GetSessions(), r.Status.GetLeases(), r.Status.GetWaiters(),
+		})
 		if r.Err == nil {
 			s.ClusterID = r.Status.GetConfiguration().GetClusterId()
 			peers(r.Name, r.Status.GetPeers(), r.Status.GetRoundTrips())
@@ -190,6 +204,14 @@ func (s summary) print(out io.Writer) error {
 			owner, held = "none", "-"
 		}
 		fmt.Fprintf(w, "%s\t%s\t%d\t%s\t%s\n", p.Name, owner, p.Epoch, held, strings.Join(p.Prefer, " "))
+	}
+	fmt.Fprintf(w, "\nREGION\tLEADER\tLEVEL\tSESSIONS\tLEASES\tWAITERS\n")
+	for _, r := range s.Regions {
+		leader := r.Leader
+		if leader == "" {
+			leader = "-"
+		}
+		fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%d\t%d\n", r.Name, leader, r.FeatureLevel, r.Sessions, r.Leases, r.Waiters)
 	}
 	fmt.Fprintf(w, "\nPROCESS\tROLE\tREGION\tSTATE\tTERM\tAPPLIED\tVERSION\n")
 	for _, p := range s.Processes {

@@ -400,6 +400,8 @@ type StatusResponse struct {
 	Leases        uint64                 `protobuf:"varint,12,opt,name=leases,proto3" json:"leases,omitempty"`
 	Waiters       uint64                 `protobuf:"varint,13,opt,name=waiters,proto3" json:"waiters,omitempty"`
 	Version       string                 `protobuf:"bytes,14,opt,name=version,proto3" json:"version,omitempty"`
+	// Committed feature level of the region.
+	FeatureLevel  uint32 `protobuf:"varint,15,opt,name=feature_level,json=featureLevel,proto3" json:"feature_level,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -530,6 +532,13 @@ func (x *StatusResponse) GetVersion() string {
 		return x.Version
 	}
 	return ""
+}
+
+func (x *StatusResponse) GetFeatureLevel() uint32 {
+	if x != nil {
+		return x.FeatureLevel
+	}
+	return 0
 }
 
 type PartitionStatus struct {
@@ -754,7 +763,7 @@ const file_headlease_v1_cluster_proto_rawDesc = "" +
 	"\x12InitRegionResponse\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\x06R\vincarnation\x12\x18\n" +
 	"\aalready\x18\x02 \x01(\bR\aalready\"\x0f\n" +
-	"\rStatusRequest\"\x8e\x04\n" +
+	"\rStatusRequest\"\xb3\x04\n" +
 	"\x0eStatusResponse\x12\x16\n" +
 	"\x06region\x18\x01 \x01(\tR\x06region\x12\x16\n" +
 	"\x06server\x18\x02 \x01(\tR\x06server\x12\x16\n" +
@@ -773,7 +782,8 @@ const file_headlease_v1_cluster_proto_rawDesc = "" +
 	"\bsessions\x18\v \x01(\x04R\bsessions\x12\x16\n" +
 	"\x06leases\x18\f \x01(\x04R\x06leases\x12\x18\n" +
 	"\awaiters\x18\r \x01(\x04R\awaiters\x12\x18\n" +
-	"\aversion\x18\x0e \x01(\tR\aversion\"\xb4\x02\n" +
+	"\aversion\x18\x0e \x01(\tR\aversion\x12#\n" +
+	"\rfeature_level\x18\x0f \x01(\rR\ffeatureLevel\"\xb4\x02\n" +
 	"\x0fPartitionStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x122\n" +
 	"\x05phase\x18\x02 \x01(\x0e2\x1c.headlease.v1.PartitionPhaseR\x05phase\x122\n" +
