@@ -100,6 +100,9 @@ func (s *Server) makeServers() error {
 	})
 	s.group = s.makeGroup()
 	pb.RegisterMemberServiceServer(s.api, &api.Members{Group: s.group, Identify: identify})
+	pb.RegisterBackupServiceServer(s.api, api.NewBackups(api.Backups{
+		Cluster: s.cfg.File.Cluster, Region: s.process.Region, Server: s.process.Name, Version: s.cfg.Version, Raft: s.replica,
+	}))
 	reflection.RegisterV1(s.api)
 	if s.cfg.Drills {
 		fault.Register(s.api, fault.ServiceConfig{Table: s.cfg.Faults, Authorize: link.RequireAdmin, Logger: s.cfg.Logger})

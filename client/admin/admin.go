@@ -127,10 +127,14 @@ const askTimeout = 2 * time.Second
 
 // ask calls one process on a plane.
 func (c *Cluster) ask(ctx context.Context, plane link.Plane, p clusterfile.Process, timeout time.Duration, call func(context.Context, *grpc.ClientConn) error) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	return c.call(ctx, plane, p, call)
+}
+
+func (c *Cluster) call(ctx context.Context, plane link.Plane, p clusterfile.Process, call func(context.Context, *grpc.ClientConn) error) error {
 	conn, err := c.conn(plane, p)
 	if err == nil {
-		ctx, cancel := context.WithTimeout(ctx, timeout)
-		defer cancel()
 		err = call(ctx, conn)
 	}
 	switch {

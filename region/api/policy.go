@@ -66,6 +66,8 @@ func Policy() policy.Table {
 		pb.MemberService_PromoteMember_FullMethodName: {Deadline: 15 * time.Second, MaxRequestBytes: smallRequest, Roles: admins},
 		pb.MemberService_RemoveMember_FullMethodName:  {Deadline: 15 * time.Second, MaxRequestBytes: smallRequest, Roles: admins},
 
+		pb.BackupService_SaveBackup_FullMethodName: {Deadline: 30 * time.Minute, MaxRequestBytes: smallRequest, Roles: admins},
+
 		pb.CallService_Calls_FullMethodName: {Deadline: policy.NoDeadline, MaxRequestBytes: voteRequest, Roles: []policy.Role{policy.Client, policy.Admin, policy.Region}},
 
 		"/grpc.health.v1.Health/Check": {Deadline: shortCall, MaxRequestBytes: smallRequest, Roles: all},

@@ -163,6 +163,9 @@ type Config struct {
 	boltLog bool
 }
 
+// defaultSegmentSize of the log store, in bytes.
+const defaultSegmentSize = 16 << 20
+
 // exitStatus tells a supervisor to start the process again: EX_TEMPFAIL.
 const exitStatus = 75
 
@@ -212,7 +215,7 @@ func (c Config) withDefaults() Config {
 		c.TrailingLogs = 10000
 	}
 	if c.segmentSize == 0 {
-		c.segmentSize = 16 << 20
+		c.segmentSize = defaultSegmentSize
 	}
 	return c
 }

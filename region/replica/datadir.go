@@ -131,16 +131,19 @@ func createDataDir(path string, m meta) error {
 	for _, e := range list {
 		_ = os.Remove(filepath.Join(path, e.Name())) // left by a crash while creating
 	}
-	id, err := uuid.NewRandom()
-	if err != nil {
-		return fmt.Errorf("data directory %s: make a uuid: %w", path, err)
+	if m.UUID == "" {
+		id, err := uuid.NewRandom()
+		if err != nil {
+			return fmt.Errorf("data directory %s: make a uuid: %w", path, err)
+		}
+		m.UUID = id.String()
 	}
-	m.Format, m.UUID = metaFormat, id.String()
+	m.Format = metaFormat
 	raw, err := json.MarshalIndent(m, "", "  ")
 	if err != nil {
 		return fmt.Errorf("data directory %s: %w", path, err)
 	}
-	tmp := filepath.Join(path, metaTemp+id.String())
+	tmp := filepath.Join(path, metaTemp+m.UUID)
 	if err := writeSynced(tmp, append(raw, '\n')); err != nil {
 		return fmt.Errorf("data directory %s: %w", path, err)
 	}

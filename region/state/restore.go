@@ -170,9 +170,7 @@ func (l *loader) header(h *pb.SnapshotHeader) error {
 	for name := range partitionNames(m.configuration) {
 		m.partitions.Set(name, nil)
 	}
-	if len(h.GetPartitions()) != m.partitions.Len() {
-		return errors.New("header: other partitions than in the configuration")
-	}
+	known := 0 // partitions of the configuration
 	last := ""
 	for _, p := range h.GetPartitions() {
 		e := &partition{
@@ -180,7 +178,12 @@ func (l *loader) header(h *pb.SnapshotHeader) error {
 			seq: fence.Seq(p.GetSeq()), phase: p.GetPhase(), dropped: fence.Epoch(p.GetDropped()),
 			unsettled: p.GetUnsettled(), successor: p.GetSuccessor(),
 		}
-		if _, ok := m.partitions.Get(e.name); !ok || e.name <= last {
+		_, configured := m.partitions.Get(e.name)
+		if configured {
+			known++
+		}
+		// A restored region knows partitions before it has a configuration.
+		if !configured && (l.format < 2 || e.phase != phaseAbsent || m.incarnation == 0) || e.name <= last {
 			return fmt.Errorf("partition %q: out of order or not in the configuration", e.name)
 		}
 		over := e.phase == phaseAbsent && e.dropped == e.epoch // or never adopted
@@ -192,6 +195,9 @@ func (l *loader) header(h *pb.SnapshotHeader) error {
 		}
 		last = e.name
 		m.partitions.Set(e.name, e)
+	}
+	if known != len(partitionNames(m.configuration)) {
+		return errors.New("header: other partitions than in the configuration")
 	}
 	for _, v := range h.GetVoters() {
 		m.voters.Set(v.GetVoter().GetId(), VoterRecord{
