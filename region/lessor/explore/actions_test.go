@@ -137,14 +137,30 @@ func passTicket(w *world, l int) {
 func (w *world) breakStream(l, i int) {
 	w.breaks++
 	s := &w.slots[l]
+	if w.o.bug.muxGoesOn { // the client hears nothing of it
+		s.queues[i] = nil
+		if s.l == nil {
+			return
+		}
+		w.lessor(l).StreamClosed(w.now, streamID(i, s.streams[i]))
+		w.lessor(l).StreamOpened(w.now, streamID(i, s.streams[i]))
+		w.drain(l)
+		return
+	}
 	if !w.o.bug.keepsStreams {
 		w.client(i).StreamBroken(s.streams[i])
 	}
-	s.streams[i] = w.client(i).StreamOpened()
-	s.queues[i] = nil
-	if s.l != nil { // it does not learn that the old one is gone
-		w.lessor(l).StreamOpened(w.now, streamID(i, s.streams[i]))
-		w.drain(l)
+	id := w.client(i).StreamOpened()
+	for k := range w.slots {
+		if k != l && !w.o.muxed {
+			continue
+		}
+		s := &w.slots[k]
+		s.streams[i], s.queues[i] = id, nil
+		if s.l != nil { // it does not learn that the old one is gone
+			w.lessor(k).StreamOpened(w.now, streamID(i, id))
+			w.drain(k)
+		}
 	}
 }
 

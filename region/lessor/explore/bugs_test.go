@@ -19,7 +19,7 @@ type bug struct {
 	window int
 
 	// Wider worlds, where a bug needs them.
-	staleKeepalives, staleChecks, keepsStale, keepsCommands, keepsMessages, keepsStreams, agesMessages bool
+	staleKeepalives, staleChecks, keepsStale, keepsCommands, keepsMessages, keepsStreams, agesMessages, muxGoesOn bool
 
 	client func(i int, ttl time.Duration) client
 	// sent changes or suppresses what a lessor sends; received what a client
@@ -269,6 +269,19 @@ var bugs = map[string]func() bug{
 	// that has the rule alone; its control is "flat client".
 	"L5 old term": func() bug {
 		return bug{keepsMessages: true, client: func(int, time.Duration) client { return newFlat(false) }}
+	},
+	// The mux of a server breaks and the same leader takes its clients' streams up
+	// again, without an end to them in between.
+	"L5 mux": func() bug { return bug{muxGoesOn: true, keepsMessages: true} },
+	// A new leader counts lock delays from zero.
+	"I6": func() bug {
+		return bug{elected: func(w *world) {
+			if d, ok := w.st.view.Delay(resource); ok {
+				w.apply(&pb.Command{Term: w.term, Kind: &pb.Command_EndDelay{EndDelay: &pb.EndDelayCommand{
+					Resource: d.Resource, Token: uint64(d.Token),
+				}}}, true)
+			}
+		}}
 	},
 	// A message overtakes another inside a stream.
 	"L5 reorder": func() bug { return bug{window: 2, keepsMessages: true} },

@@ -13,13 +13,18 @@
 // as it likes and may break; answers to Acquire have a channel of their own;
 // keepalives come at any time; releases are late or lost. The head lease may
 // run out, be taken by another region, dropped and won back under a new epoch.
+// The two slots may share a session's stream, as a server carries it from one
+// leader to the next; a lease may name a lock delay, and a request how long it
+// waits.
 //
 // In every state it asserts that
 //   - at most one session believes that it holds the resource (I4);
 //   - a believer's session lives, and the head lease runs (I3);
 //   - whoever believes in a token holds it in the state machine: no lease that
 //     was released, expired, revoked or dropped comes back to life;
-//   - tokens rise with each grant (I2).
+//   - tokens rise with each grant (I2);
+//   - nobody is granted the resource within a lock delay (I6), and no wait ends
+//     before its time.
 //
 // The search is breadth first over states in a canonical form (instants as
 // time left, so that it is finite), in slices that leave actions out to get

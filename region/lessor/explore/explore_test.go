@@ -65,6 +65,10 @@ var slicesOf = map[string]options{
 	}),
 	"drop":    with(func(o *options) { o.epochs, o.drop, o.acquire, o.requests, o.limit = 2, true, true, 2, 32_000 }),
 	"replies": with(func(o *options) { o.revoke, o.release, o.replies, o.limit = true, true, true, 32_000 }),
+	"mux": with(func(o *options) {
+		o.terms, o.revoke, o.muxed, o.breaks, o.limit = 3, true, true, 1, 32_000
+	}),
+	"waits": with(func(o *options) { o.delay, o.wait, o.limit = tick, 3*tick, 32_000 }),
 	// Small enough to be completed with a larger factor.
 	"one term": with(func(o *options) { o.terms, o.quiet, o.limit = 1, noOther, 32_000 }),
 	"near": with(func(o *options) {
@@ -109,6 +113,8 @@ func TestRandomWalks(t *testing.T) {
 		} else if seed%3 == 2 {
 			o.ttl, o.d = 2*tick, 3*tick
 		}
+		o.muxed = seed%2 == 1
+		o.delay, o.wait = time.Duration(seed%5/3)*tick, time.Duration(seed%7/4*2)*tick
 		w := held(&o)
 		var trace []string
 		for range 80 {
@@ -165,7 +171,9 @@ var where = map[string]options{
 	"L4":            with(passedOn),
 	"L5 old term":   with(lateAck),
 	"L5 reorder":    with(func(o *options) { o.ttl, o.terms, o.revoke, o.breaks, o.queue = 3*tick, 1, true, 1, 2 }),
+	"L5 mux":        with(func(o *options) { o.ttl, o.terms, o.revoke, o.breaks, o.muxed = 3*tick, 1, true, 1, true }),
 	"L6":            with(twoEpochs),
+	"I6":            with(func(o *options) { o.delay, o.quiet = 2*tick, [2]bool{true, false} }),
 	"flat client":   with(func(o *options) { lateAck(o); o.limit = 30_000 }),
 	"drop unsaid":   with(func(o *options) { twoEpochs(o); o.limit = 30_000 }),
 }

@@ -65,6 +65,7 @@ func newRegionStates(o options) *regionStates {
 		ClusterId: "c", Version: 1, Shards: 1, DNs: int64(o.d), Voters: []*pb.Voter{{Id: "region/" + region, Incarnation: 1}, {Id: "witness/w", Incarnation: 2}},
 		Partitions: []*pb.PartitionSpec{{Name: partition, Shards: []*pb.ShardRange{{}}, Prefer: []string{region}}},
 	}}}})
+	do(&pb.Command{Kind: &pb.Command_RaiseLevel{RaiseLevel: &pb.RaiseLevelCommand{Level: state.MaxLevel}}})
 	at = rs.adopt(at, 1, 1, o.d)
 	for _, id := range sessionIDs {
 		do(&pb.Command{Kind: &pb.Command_OpenSession{OpenSession: &pb.OpenSessionCommand{
@@ -97,7 +98,7 @@ func (rs *regionStates) adopt(at *regionState, term uint64, epoch fence.Epoch, d
 		Partition: partition, Guard: &pb.RegisterGuard{Promised: ballot, Accepted: p.Register.Accepted.Proto()},
 		Ballot: ballot, Value: value.Proto(),
 	}}}}})
-	do(&pb.Command{Kind: &pb.Command_Adopt{Adopt: &pb.AdoptCommand{Partition: partition, Epoch: uint32(epoch), Ballot: ballot}}})
+	do(&pb.Command{Kind: &pb.Command_Adopt{Adopt: &pb.AdoptCommand{Partition: partition, Epoch: uint32(epoch), Ballot: ballot, Planned: true}}})
 	return at
 }
 
@@ -155,6 +156,7 @@ func (s *regionState) form() []byte {
 	u := func(x uint64) { b = binary.AppendUvarint(b, x) }
 	u(uint64(s.view.Incarnation()))
 	u(s.view.BallotRound())
+	u(uint64(s.view.Level()))
 	for p := range s.view.Partitions() {
 		u(uint64(p.Epoch))
 		u(uint64(p.Seq))
@@ -179,6 +181,9 @@ func (s *regionState) form() []byte {
 		u(uint64(l.Token))
 		u(l.Request)
 		b = fmt.Appendf(b, "%v%v", l.Offered, l.Revoked)
+	}
+	if d, ok := s.view.Delay(resource); ok {
+		u(uint64(d.Token))
 	}
 	for w := range s.view.Waiters(resource) {
 		b = append(append(b, w.Session...), 0)

@@ -37,6 +37,12 @@ type options struct {
 	split bool
 	// requests per session.
 	requests uint64
+	// muxed: a session's stream is the same to both slots, as its server carries
+	// it from leader to leader [F41].
+	muxed bool
+	// delay is the lock delay that session 0's first lease names, wait how long
+	// session 1 waits in the queue; 0: none, for ever.
+	delay, wait time.Duration
 	// quiet sessions send no keepalives and are pushed nothing.
 	quiet [2]bool
 	// start leads from the held world to where the search begins.
@@ -81,6 +87,9 @@ type world struct {
 	taken     int
 	lastToken fence.Token
 	breaks    int
+	// delayed is when the lock delay ends at the earliest, queued when session 1
+	// took its place.
+	delayed, queued instant.Instant
 
 	slots   [2]slot
 	clients [2]client
@@ -122,6 +131,10 @@ func newWorld(o *options) *world {
 	for i := range w.clients {
 		w.clients[i] = o.bug.client(i, o.ttl)
 		for l := range w.slots {
+			if l > 0 && o.muxed {
+				w.slots[l].streams[i] = w.slots[0].streams[i]
+				continue
+			}
 			w.slots[l].streams[i] = w.clients[i].StreamOpened()
 		}
 		w.ownClient[i] = true
@@ -237,6 +250,18 @@ func (w *world) apply(cmd *pb.Command, feed bool) *pb.CommandResult {
 				w.broken = "I2: tokens do not rise"
 			}
 			w.lastToken = g.Token
+			if w.now < w.delayed {
+				w.broken = "I6: granted within a lock delay"
+			}
+		}
+		if d, ok := ev.(state.DelayBegun); ok {
+			w.delayed = w.now.Add(time.Duration(d.DelayMillis) * time.Millisecond)
+		}
+		if _, ok := ev.(state.PartitionDropped); ok {
+			w.delayed = 0 // the next epoch knows nothing of it; Unsettled is not explored
+		}
+		if f, ok := ev.(state.WaiterEnded); ok && f.Error.GetWaitEnded() != nil && w.now < w.queued.Add(w.o.wait) {
+			w.broken = "a wait ended before its time"
 		}
 	}
 	if feed && len(a.events) > 0 {
@@ -256,10 +281,16 @@ func (w *world) acquireBy(i int) {
 	w.request[i]++
 	w.open[i] = w.request[i]
 	w.client(i).RequestBegun(sessionIDs[i], w.request[i], resource)
-	w.apply(&pb.Command{Kind: &pb.Command_Acquire{Acquire: &pb.AcquireCommand{
+	c := &pb.AcquireCommand{
 		SessionId: sessionIDs[i], RequestId: w.request[i], Resource: resource, Partition: partition,
 		Epoch: uint32(w.st.epoch()), Wait: true,
-	}}}, true)
+	}
+	if i == 0 {
+		c.LockDelayMs = w.o.delay.Milliseconds()
+	} else {
+		c.WaitMs, w.queued = w.o.wait.Milliseconds(), w.now
+	}
+	w.apply(&pb.Command{Kind: &pb.Command_Acquire{Acquire: c}}, true)
 }
 
 func (w *world) keepalive(l, i int) {
@@ -391,6 +422,10 @@ func (w *world) key(b []byte) []byte {
 	u(w.term)
 	b = append(b, byte(w.cur), byte(w.taken), byte(w.breaks))
 	u(left(w.headRight))
+	u(left(w.delayed))
+	if w.o.wait > 0 {
+		u(left(w.queued.Add(w.o.wait)))
+	}
 	u(uint64(w.lastToken))
 	for l := range w.slots {
 		s := &w.slots[l]
@@ -446,6 +481,10 @@ func appendCommand(b []byte, c *pb.Command) []byte {
 		b = binary.AppendUvarint(append(b, 2), k.Revoke.GetToken())
 	case *pb.Command_EndRevocation:
 		b = binary.AppendUvarint(append(b, 3), k.EndRevocation.GetToken())
+	case *pb.Command_EndWait:
+		b = binary.AppendUvarint(append(append(b, 4), k.EndWait.GetSessionId()...), k.EndWait.GetRequestId())
+	case *pb.Command_EndDelay:
+		b = binary.AppendUvarint(append(b, 5), k.EndDelay.GetToken())
 	default:
 		panic(fmt.Sprintf("the lessor proposes %v", c))
 	}
