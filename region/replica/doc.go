@@ -25,6 +25,11 @@
 //   - A Raft stream reaches only the very data directory (name/uuid) it was
 //     meant for: a server whose directory was wiped or swapped neither votes nor
 //     stores under its old name [F3].
+//   - A snapshot that is damaged is neither restored nor sent. A directory that
+//     has lost what it acknowledged does not start [F37].
+//   - The log behind the snapshots is removed in pieces, between appends, so that
+//     a crash leaves no gap [F36], and not while a server that lags within bounds
+//     needs it [F37].
 //   - A store call that hangs makes the pulse stale within min(D/2, 1.5 s) and
 //     ends the process after Config.StoreLimit [F30]. A store call that fails
 //     stops the server.
@@ -34,5 +39,6 @@
 // Raft: its main loop (elections, appends, store writes), the FSM goroutine
 // (state.Machine.Apply, Observer.Applied), the snapshot goroutine, and a few per
 // peer. Ours, all owned by Run: leadership watch, proposer, one waiter per entry
-// in flight, leadership check, pulse, watchdog.
+// in flight, leadership check, pulse, compactor (asks how far the others are) and
+// its worker (has snapshots written, shortens the log), watchdog.
 package replica
