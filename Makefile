@@ -17,9 +17,11 @@ LINT := go tool -modfile=tools/lint/go.mod golangci-lint
 
 # Packages whose tests start processes and measure time: one after the other.
 PROCESSES := ./cmd/... ./drill/... ./internal/devcluster/... ./internal/e2e/...
-OTHERS = $(filter-out $(shell go list $(PROCESSES)),$(shell go list ./...))
+# Histories take processor time of their own, and say how much of it.
+HISTORIES := ./region/histories
+OTHERS = $(filter-out $(shell go list $(PROCESSES) $(HISTORIES)),$(shell go list ./...))
 
-.PHONY: build test unit processes race verify fmt vet lint proto tidy hygiene generate fuzz-short explore spec bench demo drills soak clean help
+.PHONY: build test unit histories soak-histories mutants processes race verify fmt vet lint proto tidy hygiene generate fuzz-short explore spec bench demo drills soak clean help
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -27,7 +29,7 @@ help: ## list the targets
 build: ## bin/headlease and bin/headlease-witness, static
 	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/...
 
-test: unit processes drills fuzz-short ## all tests, the drills, and a short run of each fuzz target
+test: unit histories processes drills fuzz-short ## all tests, the drills, and a short run of each fuzz target
 
 unit: need-cc need-redis need-postgres # tests inside one process, with the race detector
 	go test -race -timeout 15m $(OTHERS)
@@ -37,6 +39,7 @@ processes: # tests that start processes, one package after the other
 
 race: need-cc need-redis need-postgres ## all tests with the race detector, also of processes
 	go test -race -timeout 15m $(OTHERS)
+	go test -race -timeout 30m $(HISTORIES) -runs 1 -mutants none
 	go test -race -p 1 -timeout 40m $(PROCESSES)
 
 verify: fmt vet lint proto tidy hygiene ## everything that can be checked without running it

@@ -1,0 +1,188 @@
+package history
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+)
+
+// facts puts in what the log says took effect and no answered call accounts
+// for: a call without an answer that must have been it, an expiry, a lapse. A
+// fact that nothing can have caused, or that came before its time, is a
+// violation.
+func (c *compiler) facts(touched map[string]map[string]bool) {
+	ends := map[string]Fact{} // of sessions
+	for _, f := range c.h.Facts {
+		if f.Kind == SessionClosed {
+			ends[f.Session] = f
+		}
+	}
+	for session, f := range ends {
+		c.sessionEnd(session, f, touched)
+	}
+	for resource, sessions := range touched {
+		for _, op := range c.h.Ops {
+			if op.Kind == Close && op.Answer.Code != Refused && !op.Unknown() && sessions[op.Session] {
+				c.add(resource, op.Client, &input{Op: op}, op.Call, op.Return)
+			}
+		}
+	}
+	for _, f := range c.h.Facts {
+		switch f.Kind {
+		case Granted:
+			if f.Offered {
+				c.force(f, Op{Kind: holds, Session: f.Session, Request: f.Request, Token: f.Token}, false)
+				continue
+			}
+			c.asked(f, func(o *Op) bool { return o.Kind == Acquire && o.Session == f.Session && o.Request == f.Request })
+		case Queued:
+			c.asked(f, func(o *Op) bool { return o.Kind == Acquire && o.Session == f.Session && o.Request == f.Request })
+		case LeftQueue:
+			c.leftQueue(f, ends)
+		case Revoked:
+			c.revoked(f)
+		case Ended:
+			switch f.Reason {
+			case ByRelease:
+				c.asked(f, func(o *Op) bool {
+					return o.Kind == Release && o.Session == f.Session && o.Resource == f.Resource && o.Token == f.Token
+				})
+			case ByRevocation:
+				h := hold{f.Session, f.Resource, f.Token}
+				if last := c.p.last(h); c.timed && f.At < last {
+					c.wrong(f, "I4: the revoked token passed on, but was promised until %v", last)
+				}
+				c.force(f, Op{Kind: passes, Session: f.Session, Token: f.Token}, true)
+			}
+		}
+	}
+}
+
+func (c *compiler) wrong(f Fact, format string, args ...any) {
+	c.found = append(c.found, fmt.Sprintf("entry %d at %v (%s %s, session %s, request %d, token %d): %s",
+		f.Index, f.At, f.Resource, f.Kind, short(f.Session), f.Request, f.Token, fmt.Sprintf(format, args...)))
+}
+
+// force puts an operation in at the very instant of a fact.
+func (c *compiler) force(f Fact, op Op, effect bool) {
+	c.add(f.Resource, string(op.Kind), &input{Op: &op, forced: effect}, f.At, f.At)
+}
+
+// asked looks for the call that caused a fact. If none that was answered is
+// there, one without an answer must have been it.
+func (c *compiler) asked(f Fact, matches func(*Op) bool) {
+	op := c.cause(f, matches)
+	if op == nil {
+		c.wrong(f, "nobody has asked for that")
+		return
+	}
+	if op.Unknown() {
+		forced := *op
+		forced.Answer = Answer{Code: Unknown, Token: 0}
+		if f.Kind == Granted {
+			forced.Answer.Token = f.Token
+		}
+		c.force(f, forced, true)
+	}
+}
+
+// cause is the call that a fact comes from, one that was answered before one
+// that was not; nil if there is none.
+func (c *compiler) cause(f Fact, matches func(*Op) bool) *Op {
+	var unknown *Op
+	for _, o := range c.h.Ops {
+		switch {
+		case !matches(o) || o.Call > f.At || o.Answer.Code == Refused:
+		case o.Unknown():
+			unknown = o
+		case o.Return >= f.At && causes(o, f):
+			return o
+		}
+	}
+	return unknown
+}
+
+// causes tells whether an answer admits that the call did it.
+func causes(o *Op, f Fact) bool {
+	switch o.Kind {
+	case Acquire:
+		return o.Answer.Granted && (f.Kind == Queued || o.Answer.Token == f.Token) || o.Answer.Queued && f.Kind == Queued
+	default:
+		return o.Answer.Code == OK
+	}
+}
+
+// sessionEnd puts the end of a session into the history of every lock that it
+// touched.
+func (c *compiler) sessionEnd(session string, f Fact, touched map[string]map[string]bool) {
+	asked := c.cause(f, func(o *Op) bool { return o.Kind == Close && o.Session == session })
+	if asked != nil && !asked.Unknown() {
+		return
+	}
+	if until := c.p.session[session]; asked == nil && c.timed && f.At < until {
+		c.wrong(f, "I3: the session expired, but was promised to live until %v", until)
+	}
+	for _, resource := range slices.Sorted(maps.Keys(touched)) {
+		if touched[resource][session] {
+			f.Resource = resource
+			c.force(f, Op{Kind: ends, Session: session}, true)
+		}
+	}
+}
+
+// leftQueue: by a Cancel, with its session, or because the session has said
+// that the request is not open any more.
+func (c *compiler) leftQueue(f Fact, ends map[string]Fact) {
+	if e, ok := ends[f.Session]; ok && e.Index == f.Index {
+		return
+	}
+	op := c.cause(f, func(o *Op) bool { return o.Kind == Cancel && o.Session == f.Session && o.Request == f.Request })
+	switch {
+	case op != nil && !op.Unknown():
+		return
+	case op != nil:
+		c.force(f, *op, true)
+		return
+	}
+	for _, o := range c.acquires[f.Session] {
+		if o.Lowest > f.Request && o.Call <= f.At {
+			c.force(f, Op{Kind: drops, Session: f.Session, Request: f.Request}, true)
+			return
+		}
+	}
+	c.wrong(f, "nobody has asked for that")
+}
+
+// revoked: by an operator, or because an offer was not confirmed in time.
+func (c *compiler) revoked(f Fact) {
+	op := c.cause(f, func(o *Op) bool { return o.Kind == Revoke && o.Resource == f.Resource && o.Token == f.Token })
+	switch {
+	case op != nil && !op.Unknown():
+		return
+	case op != nil:
+		c.force(f, Op{Kind: Revoke, Token: f.Token}, true)
+		return
+	}
+	h := hold{f.Session, f.Resource, f.Token}
+	if c.p.confirmed[h] {
+		c.wrong(f, "F23: the offer was taken back, but its confirmation had been acknowledged")
+	}
+	var offered time.Duration
+	for _, g := range c.h.Facts {
+		if g.Kind == Granted && g.Session == f.Session && g.Resource == f.Resource && g.Token == f.Token {
+			offered = g.At
+			if !g.Offered {
+				c.wrong(f, "the lease was taken back, but nobody revoked it, and it was no offer")
+			}
+		}
+	}
+	ttl := c.ttl[f.Session]
+	if ttl == 0 || ttl > offerWithin {
+		ttl = offerWithin
+	}
+	if early := offered + time.Duration(float64(ttl)*c.p.share); c.timed && f.At < early {
+		c.wrong(f, "F23: the offer of %v was taken back before %v", offered, early)
+	}
+	c.force(f, Op{Kind: Revoke, Token: f.Token}, true)
+}

@@ -1,0 +1,194 @@
+package history
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	pb "github.com/headlease/headlease/proto/headlease/v1"
+)
+
+const ms = time.Millisecond
+
+// script builds a history of one lock by hand. Calls take 1 ms each.
+type script struct {
+	h   History
+	now time.Duration
+}
+
+func (s *script) op(o Op) *script {
+	s.now += 10 * ms
+	o.Call, o.Resource = s.now, "lock/x"
+	if o.Return != Never {
+		o.Return = s.now + ms
+	}
+	if o.Answer.Code == "" {
+		o.Answer.Code = OK
+	}
+	s.h.Ops = append(s.h.Ops, &o)
+	return s
+}
+
+func (s *script) open(session string) *script {
+	return s.op(Op{Kind: Open, Client: session, Answer: Answer{Session: session, TTL: time.Second}})
+}
+
+func (s *script) acquire(session string, id uint64, wait bool, a Answer) *script {
+	return s.op(Op{Kind: Acquire, Client: session, Session: session, Request: id, Lowest: 1, Wait: wait, Answer: a})
+}
+
+func (s *script) granted(session string, id, token uint64) *script {
+	return s.acquire(session, id, true, Answer{Granted: true, Token: token})
+}
+
+func (s *script) queued(session string, id uint64, ahead uint32) *script {
+	return s.acquire(session, id, true, Answer{Queued: true, Ahead: ahead})
+}
+
+func (s *script) lost(o Op) *script {
+	o.Return, o.Answer = Never, Answer{Code: Unknown}
+	return s.op(o)
+}
+
+func (s *script) release(session string, token uint64, c Code) *script {
+	return s.op(Op{Kind: Release, Client: session, Session: session, Token: token, Answer: Answer{Code: c}})
+}
+
+func (s *script) get(session string, token uint64, waiters uint32) *script {
+	return s.op(Op{Kind: Get, Client: "reader", Answer: Answer{Session: session, Token: token, Waiters: waiters}})
+}
+
+func (s *script) heard(client string, m *pb.AttachResponse) *script {
+	s.now += 10 * ms
+	m.Term = 1
+	s.h.Messages = append(s.h.Messages, Message{At: s.now, Client: client, Heard: m})
+	return s
+}
+
+func (s *script) offer(session string, id, token uint64) *script {
+	return s.heard(session, &pb.AttachResponse{Kind: &pb.AttachResponse_Grant{Grant: &pb.Grant{
+		SessionId: session, RequestId: id, Held: &pb.Held{Resource: "lock/x", Token: token, Until: int64(s.now + time.Second)},
+	}}})
+}
+
+// ack names tokens as held, all there are.
+func (s *script) ack(session string, until time.Duration, tokens ...uint64) *script {
+	a := &pb.Ack{SessionId: session, SessionUntil: int64(until), ReceivedAt: int64(s.now), Complete: true, Partitions: []*pb.PartitionEnd{{Until: int64(until)}}}
+	for _, t := range tokens {
+		a.Held = append(a.Held, &pb.Held{Resource: "lock/x", Token: t})
+	}
+	return s.heard(session, &pb.AttachResponse{Kind: &pb.AttachResponse_Ack{Ack: a}})
+}
+
+func (s *script) wait(d time.Duration) *script { s.now += d; return s }
+
+func (s *script) fact(f Fact) *script {
+	s.now += 10 * ms
+	f.At, f.Index = s.now, uint64(len(s.h.Facts)+1)
+	if f.Kind != SessionClosed {
+		f.Resource = "lock/x"
+	}
+	s.h.Facts = append(s.h.Facts, f)
+	return s
+}
+
+func start() *script { return (&script{}).open("a").open("b").open("c") }
+
+func clocks(_ uint64, at int64) time.Duration { return time.Duration(at) }
+
+func TestHistoriesThatTheDesignAllows(t *testing.T) {
+	for name, s := range map[string]*script{
+		"one after the other": start().granted("a", 1, 10).get("a", 10, 0).release("a", 10, OK).get("", 0, 0).granted("b", 1, 11),
+		"handed over in order": start().granted("a", 1, 10).queued("b", 1, 0).queued("c", 1, 1).release("a", 10, OK).
+			offer("b", 1, 11).release("b", 11, OK).offer("c", 1, 12).release("c", 12, OK).get("", 0, 0),
+		"an answer that was lost, repeated": start().lost(Op{Kind: Acquire, Session: "a", Request: 1, Lowest: 1}).granted("a", 1, 10).granted("a", 1, 10),
+		"a release without answer": start().granted("a", 1, 10).lost(Op{Kind: Release, Session: "a", Token: 10}).
+			granted("b", 1, 11).release("a", 10, NotHolder),
+		"a call that came never": start().lost(Op{Kind: Acquire, Session: "a", Request: 1, Lowest: 1, Wait: true}).granted("b", 1, 10).get("b", 10, 0),
+		"a call that came late": start().granted("b", 1, 10).lost(Op{Kind: Acquire, Session: "a", Request: 1, Lowest: 1, Wait: true}).
+			get("b", 10, 0).get("b", 10, 1),
+		"a session that expired": start().granted("a", 1, 10).ack("a", 100*ms, 10).queued("b", 1, 0).wait(time.Second).
+			offer("b", 1, 11).acquire("a", 2, true, Answer{Code: SessionExpired}),
+		"an offer that lapsed": start().granted("a", 1, 10).queued("b", 1, 0).queued("c", 1, 1).release("a", 10, OK).
+			wait(2*time.Second).offer("c", 1, 12).ack("c", time.Hour, 12),
+		"a request id that was used": start().granted("a", 1, 10).release("a", 10, OK).acquire("a", 1, true, Answer{Code: Stale}),
+		"facts that explain": start().granted("a", 1, 10).lost(Op{Kind: Acquire, Session: "b", Request: 1, Lowest: 1, Wait: true}).
+			fact(Fact{Kind: Queued, Session: "b", Request: 1}).get("a", 10, 1).fact(Fact{Kind: SessionClosed, Session: "a"}).get("b", 11, 0),
+	} {
+		if v := Check(s.h, Config{Clocks: clocks}); !v.OK() {
+			t.Errorf("%s: %v", name, v)
+		}
+	}
+}
+
+func TestHistoriesThatTheDesignForbids(t *testing.T) {
+	for name, s := range map[string]*script{
+		"two holders":             start().granted("a", 1, 10).ack("a", time.Hour, 10).granted("b", 1, 11),
+		"a token twice":           start().granted("a", 1, 10).release("a", 10, OK).granted("b", 1, 10),
+		"a lower token (I2)":      start().granted("a", 1, 10).release("a", 10, OK).granted("b", 1, 9),
+		"a lost grant (I6)":       start().granted("a", 1, 10).get("", 0, 0).get("a", 10, 0),
+		"a lost place (I6)":       start().granted("a", 1, 10).queued("b", 1, 0).ack("b", time.Hour).get("a", 10, 0),
+		"out of turn":             start().granted("a", 1, 10).queued("b", 1, 0).queued("c", 1, 1).release("a", 10, OK).offer("c", 1, 11).offer("b", 1, 12),
+		"a stale read":            start().granted("a", 1, 10).release("a", 10, OK).get("a", 10, 0),
+		"a request granted twice": start().granted("a", 1, 10).release("a", 10, OK).granted("a", 1, 11),
+		"released by another":     start().granted("a", 1, 10).release("b", 10, OK),
+		"released by an old token": start().granted("a", 1, 10).release("a", 10, OK).granted("a", 2, 11).
+			release("a", 10, OK),
+		"a session ended that lives": start().granted("a", 1, 10).acquire("a", 2, false, Answer{Code: SessionExpired}).release("a", 10, OK),
+		"expired before its promise (I3)": start().granted("a", 1, 10).ack("a", time.Hour, 10).queued("b", 1, 0).wait(time.Second).
+			offer("b", 1, 11),
+		"a confirmed offer that lapsed (F23)": start().granted("a", 1, 10).queued("b", 1, 0).queued("c", 1, 1).release("a", 10, OK).
+			offer("b", 1, 11).ack("b", time.Hour, 11).wait(2*time.Second).offer("c", 1, 12),
+		"a fact that nobody asked for": start().granted("a", 1, 10).fact(Fact{Kind: Ended, Session: "a", Token: 10, Reason: ByRelease}),
+		"an expiry before its time":    start().granted("a", 1, 10).ack("a", time.Hour, 10).fact(Fact{Kind: SessionClosed, Session: "a"}),
+	} {
+		if v := Check(s.h, Config{Clocks: clocks}); v.OK() {
+			t.Errorf("%s: passed", name)
+		}
+	}
+}
+
+func TestI4TwoMayNotBelieve(t *testing.T) {
+	s := start().granted("a", 1, 10).ack("a", time.Hour, 10).ack("b", time.Hour, 11)
+	if v := Check(s.h, Config{Clocks: clocks}); !strings.Contains(v.String(), "I4") {
+		t.Errorf("%v", v)
+	}
+}
+
+func TestF8BeliefBeyondWhatWasSaid(t *testing.T) {
+	s := start().granted("a", 1, 10).ack("a", 100*ms, 10)
+	for at, ok := range map[time.Duration]bool{s.now + ms: true, 99 * ms: true, 101 * ms: false} {
+		h := s.h
+		h.Beliefs = []Belief{{At: at, Session: "a", Resource: "lock/x", Token: 10}}
+		if v := Check(h, Config{Clocks: clocks}); v.OK() != ok {
+			t.Errorf("at %v: %v", at, v)
+		}
+	}
+}
+
+// Validity of a stream reaches only the tokens that it has named.
+func TestF9BeliefInATokenThatTheStreamDidNotName(t *testing.T) {
+	s := start().op(Op{Kind: Acquire, Client: "a", Session: "a", Request: 1, Lowest: 1, Answer: Answer{Granted: true, Token: 10, Until: int64(50 * ms)}})
+	s.ack("a", time.Hour)
+	s.h.Beliefs = []Belief{{At: 60 * ms, Client: "a", Session: "a", Resource: "lock/x", Token: 10}}
+	if v := Check(s.h, Config{Clocks: clocks}); !strings.Contains(v.String(), "I3") {
+		t.Errorf("%v", v)
+	}
+}
+
+func TestSavedHistoriesAreReadBack(t *testing.T) {
+	h := start().granted("a", 1, 10).granted("b", 1, 11).ack("a", time.Hour, 10).fact(Fact{Kind: SessionClosed, Session: "a"}).h
+	dir := t.TempDir()
+	if err := Save(dir, h, Check(h, Config{})); err != nil {
+		t.Fatal(err)
+	}
+	back, err := Load(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(back.Ops) != len(h.Ops) || len(back.Messages) != 1 || !reflect.DeepEqual(back.Facts, h.Facts) ||
+		back.Messages[0].Heard.GetAck().GetHeld()[0].GetToken() != 10 {
+		t.Errorf("%+v", back)
+	}
+}

@@ -1,0 +1,386 @@
+package history
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	pb "github.com/headlease/headlease/proto/headlease/v1"
+)
+
+// Clocks says when, on the history's clock, the clock of a term's leader shows
+// an instant.
+type Clocks func(term uint64, at int64) time.Duration
+
+// hold names a token of a session.
+type hold struct {
+	session, resource string
+	token             uint64
+}
+
+// span is a time in which a client may believe that it holds a token.
+type span struct {
+	hold
+	client   string
+	from, to time.Duration
+}
+
+// promises is what clients were told, and so may believe.
+type promises struct {
+	clocks Clocks
+	// share of a validity's length that a client may use: less than 1 where
+	// clock rates differ.
+	share float64
+
+	clients map[string]*listener
+	spans   map[hold][]*span
+	// session is the latest end that a session was promised.
+	session map[string]time.Duration
+	// confirmed are the offers of which the client was told that they are
+	// confirmed, and offered the ends of those of which it was not.
+	confirmed map[hold]bool
+	offered   map[request]time.Duration
+}
+
+// listener follows the streams of one client, as design §3 tells clients to.
+type listener struct {
+	term     uint64
+	streams  map[int]*heardStream
+	sessions map[string]*heardSession
+}
+
+type heardStream struct {
+	// stamp is when the leader received the keepalive of the newest ack.
+	stamp time.Duration
+	// parts are the ends of partitions by epoch.
+	parts map[uint64]time.Duration
+}
+
+type heardSession struct {
+	// stream and term of the newest complete ack: what spoke before is out of
+	// date.
+	stream int
+	term   uint64
+	until  time.Duration
+	named  map[string]*heardToken
+	// streamed are the tokens that a stream has named at some time. One that only
+	// an answer has named may be newer than a list of what is held.
+	streamed map[hold]bool
+	// dead is the highest token of a resource that has ended for the client.
+	dead map[string]uint64
+	live map[hold]*span
+}
+
+type heardToken struct {
+	token     uint64
+	until     time.Duration // its own end; Never: none
+	withdrawn bool
+}
+
+const epochShift = 32
+
+// listen goes through a history in the order of its time.
+func listen(h History, clocks Clocks, share float64) *promises {
+	p := &promises{
+		clocks: clocks, share: share, clients: map[string]*listener{}, spans: map[hold][]*span{},
+		session: map[string]time.Duration{}, confirmed: map[hold]bool{}, offered: map[request]time.Duration{},
+	}
+	type event struct {
+		at time.Duration
+		do func()
+	}
+	var events []event
+	for _, m := range h.Messages {
+		if m.Heard != nil {
+			events = append(events, event{m.At, func() { p.heard(m) }})
+		}
+	}
+	for _, op := range h.Ops {
+		switch {
+		case op.Kind == Release:
+			events = append(events, event{op.Call, func() { p.letGo(op.Call, op.Client, op.Session, op.Resource, op.Token) }})
+		case op.Kind == Close:
+			events = append(events, event{op.Call, func() { p.sessionOver(op.Call, op.Client, op.Session) }})
+		case op.Kind == Acquire && op.Answer.Granted:
+			events = append(events, event{op.Return, func() { p.answer(op) }})
+		}
+	}
+	slices.SortStableFunc(events, func(a, b event) int { return cmp.Compare(a.at, b.at) })
+	for _, e := range events {
+		e.do()
+	}
+	return p
+}
+
+func (p *promises) listener(client string) *listener {
+	l := p.clients[client]
+	if l == nil {
+		l = &listener{streams: map[int]*heardStream{}, sessions: map[string]*heardSession{}}
+		p.clients[client] = l
+	}
+	return l
+}
+
+func (l *listener) session(id string) *heardSession {
+	s := l.sessions[id]
+	if s == nil {
+		s = &heardSession{stream: -1, named: map[string]*heardToken{}, streamed: map[hold]bool{}, dead: map[string]uint64{}, live: map[hold]*span{}}
+		l.sessions[id] = s
+	}
+	return s
+}
+
+// end of an instant on a leader's clock, counted from its stamp.
+func (p *promises) end(term uint64, at int64, stamp time.Duration) time.Duration {
+	t := p.clocks(term, at)
+	if t <= stamp {
+		return t
+	}
+	return stamp + time.Duration(float64(t-stamp)*p.share)
+}
+
+func (p *promises) promise(session string, until time.Duration) {
+	p.session[session] = max(p.session[session], until)
+}
+
+// believe makes a token believed until then, at least.
+func (p *promises) believe(now time.Duration, client string, s *heardSession, h hold, until time.Duration) {
+	if until <= now || h.token <= s.dead[h.resource] {
+		return
+	}
+	sp := s.live[h]
+	if sp == nil || sp.to < now {
+		sp = &span{hold: h, client: client, from: now, to: until}
+		s.live[h] = sp
+		p.spans[h] = append(p.spans[h], sp)
+	}
+	sp.to = max(sp.to, until)
+}
+
+// bury ends the belief in a token, and in lower ones of its resource, for good.
+func (s *heardSession) bury(now time.Duration, session, resource string, token uint64) {
+	s.dead[resource] = max(s.dead[resource], token)
+	for h, sp := range s.live {
+		if h.resource == resource && h.token <= token {
+			sp.to = min(sp.to, now)
+		}
+	}
+}
+
+func (p *promises) letGo(now time.Duration, client, session, resource string, token uint64) {
+	p.listener(client).session(session).bury(now, session, resource, token)
+}
+
+func (p *promises) sessionOver(now time.Duration, client, session string) {
+	s := p.listener(client).session(session)
+	for h := range s.live {
+		s.bury(now, session, h.resource, h.token)
+	}
+	s.named = map[string]*heardToken{}
+}
+
+func (p *promises) answer(op *Op) {
+	l := p.listener(op.Client)
+	a := op.Answer
+	if a.Term < l.term {
+		return
+	}
+	l.saw(a.Term)
+	until := p.end(a.Term, a.Until, p.clocks(a.Term, a.ReceivedAt))
+	p.promise(op.Session, until)
+	p.believe(op.Return, op.Client, l.session(op.Session), hold{op.Session, op.Resource, a.Token}, until)
+}
+
+func (l *listener) saw(term uint64) { l.term = max(l.term, term) }
+
+func (p *promises) heard(m Message) {
+	l := p.listener(m.Client)
+	if m.Heard.GetTerm() < l.term {
+		return // [L5]
+	}
+	if m.Heard.GetTerm() > l.term {
+		l.saw(m.Heard.GetTerm())
+	}
+	st := l.streams[m.Stream]
+	if st == nil {
+		st = &heardStream{parts: map[uint64]time.Duration{}}
+		l.streams[m.Stream] = st
+	}
+	switch k := m.Heard.GetKind().(type) {
+	case *pb.AttachResponse_Ack:
+		p.ack(m, l, st, k.Ack)
+	case *pb.AttachResponse_Push:
+		p.parts(m, l, st, k.Push.GetPartitions())
+	case *pb.AttachResponse_Grant:
+		s := l.session(k.Grant.GetSessionId())
+		until := k.Grant.GetHeld().GetUntil()
+		if until != 0 {
+			r := request{k.Grant.GetSessionId(), k.Grant.GetRequestId()}
+			p.offered[r] = max(p.offered[r], p.end(m.Heard.GetTerm(), until, st.stamp))
+		}
+		if k.Grant.GetPartition() != nil {
+			p.parts(m, l, st, []*pb.PartitionEnd{k.Grant.GetPartition()})
+		}
+		if s.stream == m.Stream && s.term == m.Heard.GetTerm() {
+			p.name(m, k.Grant.GetSessionId(), s, k.Grant.GetHeld(), st)
+			p.renew(m, l, st)
+		}
+	case *pb.AttachResponse_Withdrawal:
+		w := k.Withdrawal
+		s := l.session(w.GetSessionId())
+		if w.GetUntil() == 0 {
+			s.bury(m.At, w.GetSessionId(), w.GetResource(), w.GetToken())
+			return
+		}
+		if n := s.named[w.GetResource()]; n != nil && n.token == w.GetToken() {
+			n.withdrawn = true
+		}
+		h := hold{w.GetSessionId(), w.GetResource(), w.GetToken()}
+		s.dead[w.GetResource()] = max(s.dead[w.GetResource()], w.GetToken())
+		if sp := s.live[h]; sp != nil {
+			sp.to = min(sp.to, max(m.At, p.end(m.Heard.GetTerm(), w.GetUntil(), st.stamp)))
+		}
+	case *pb.AttachResponse_Ended:
+		p.sessionOver(m.At, m.Client, k.Ended.GetSessionId())
+	}
+}
+
+func (p *promises) parts(m Message, l *listener, st *heardStream, ends []*pb.PartitionEnd) {
+	for _, e := range ends {
+		epoch := uint64(e.GetEpoch())
+		st.parts[epoch] = max(st.parts[epoch], p.end(m.Heard.GetTerm(), e.GetUntil(), st.stamp))
+	}
+	p.renew(m, l, st)
+}
+
+func (p *promises) ack(m Message, l *listener, st *heardStream, a *pb.Ack) {
+	id := a.GetSessionId()
+	s := l.session(id)
+	current := s.stream == m.Stream && s.term == m.Heard.GetTerm()
+	if !current && !a.GetComplete() {
+		return
+	}
+	st.stamp = max(st.stamp, p.clocks(m.Heard.GetTerm(), a.GetReceivedAt()))
+	if !current {
+		s.stream, s.term, s.until, s.named = m.Stream, m.Heard.GetTerm(), 0, map[string]*heardToken{}
+	}
+	s.until = max(s.until, p.end(m.Heard.GetTerm(), a.GetSessionUntil(), st.stamp))
+	p.promise(id, s.until)
+	if a.GetComplete() {
+		listed := map[string]uint64{}
+		for _, h := range a.GetHeld() {
+			listed[h.GetResource()] = h.GetToken()
+		}
+		for h := range s.live {
+			n := s.named[h.resource]
+			if s.streamed[h] && listed[h.resource] != h.token && (n == nil || !n.withdrawn) {
+				s.bury(m.At, id, h.resource, h.token)
+			}
+		}
+		for resource, n := range s.named {
+			if listed[resource] != n.token && !n.withdrawn {
+				delete(s.named, resource)
+			}
+		}
+	}
+	for _, h := range a.GetHeld() {
+		p.name(m, id, s, h, st)
+		if h.GetUntil() == 0 {
+			p.confirmed[hold{id, h.GetResource(), h.GetToken()}] = true
+		}
+	}
+	p.parts(m, l, st, a.GetPartitions())
+}
+
+func (p *promises) name(m Message, id string, s *heardSession, h *pb.Held, st *heardStream) {
+	n := s.named[h.GetResource()]
+	if n != nil && (n.token > h.GetToken() || n.token == h.GetToken() && n.withdrawn) {
+		return
+	}
+	s.streamed[hold{id, h.GetResource(), h.GetToken()}] = true
+	until := Never
+	if h.GetUntil() != 0 {
+		until = p.end(m.Heard.GetTerm(), h.GetUntil(), st.stamp)
+	}
+	s.named[h.GetResource()] = &heardToken{token: h.GetToken(), until: until}
+}
+
+// renew takes what the stream says by now for all that it has named.
+func (p *promises) renew(m Message, l *listener, st *heardStream) {
+	for id, s := range l.sessions {
+		if s.stream != m.Stream || s.term != m.Heard.GetTerm() {
+			continue
+		}
+		for resource, n := range s.named {
+			if n.withdrawn {
+				continue
+			}
+			until := min(s.until, n.until, st.parts[n.token>>epochShift])
+			p.believe(m.At, m.Client, s, hold{id, resource, n.token}, until)
+		}
+	}
+}
+
+// overlaps finds two tokens of one resource that were believed at one instant
+// (I4).
+func (p *promises) overlaps() []string {
+	byResource := map[string][]*span{}
+	for _, spans := range p.spans {
+		for _, s := range spans {
+			if s.to > s.from {
+				byResource[s.resource] = append(byResource[s.resource], s)
+			}
+		}
+	}
+	var found []string
+	for resource, spans := range byResource {
+		slices.SortFunc(spans, func(a, b *span) int {
+			return cmp.Or(cmp.Compare(a.from, b.from), cmp.Compare(a.token, b.token))
+		})
+		var open []*span
+		for _, s := range spans {
+			open = slices.DeleteFunc(open, func(o *span) bool { return o.to <= s.from })
+			for _, o := range open {
+				if o.token != s.token || o.session != s.session {
+					found = append(found, fmt.Sprintf("I4: %s: token %d may be believed by session %s (%s) from %v, and token %d by session %s (%s) until %v",
+						resource, s.token, short(s.session), s.client, s.from, o.token, short(o.session), o.client, o.to))
+				}
+			}
+			open = append(open, s)
+		}
+	}
+	slices.Sort(found)
+	return found
+}
+
+// unfounded finds instants at which package client believed more than it was
+// told.
+func (p *promises) unfounded(beliefs []Belief) []string {
+	var found []string
+	told := map[hold]bool{}
+	for _, b := range beliefs {
+		h := hold{b.Session, b.Resource, b.Token}
+		ok := slices.ContainsFunc(p.spans[h], func(s *span) bool { return s.from <= b.At && b.At < s.to })
+		if ok || told[h] {
+			continue
+		}
+		told[h] = true
+		last := time.Duration(0)
+		for _, s := range p.spans[h] {
+			last = max(last, s.to)
+		}
+		found = append(found, fmt.Sprintf("I3: %s: %s believes in token %d of session %s at %v, which was promised until %v",
+			b.Resource, b.Client, b.Token, short(b.Session), b.At, last))
+	}
+	return found
+}
+
+// last is when the last promise made for a token ends.
+func (p *promises) last(h hold) time.Duration {
+	var last time.Duration
+	for _, s := range p.spans[h] {
+		last = max(last, s.to)
+	}
+	return last
+}

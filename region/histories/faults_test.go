@@ -1,0 +1,305 @@
+package histories
+
+import (
+	"context"
+	"math/rand/v2"
+	"time"
+
+	"github.com/headlease/headlease/internal/history"
+	pb "github.com/headlease/headlease/proto/headlease/v1"
+)
+
+// nemesis breaks things.
+type nemesis struct {
+	w     *world
+	rng   *rand.Rand
+	locks []string
+	kinds []kind
+	// clients are the places from which clients call.
+	clients []string
+}
+
+// kind of a fault; one call is one fault, from its beginning to its end.
+type kind struct {
+	name   string
+	weight int
+	do     func(*nemesis)
+}
+
+var (
+	kills = kind{"kill", 2, (*nemesis).kill}
+	pauza = kind{"pause", 2, (*nemesis).pause}
+	cuts  = kind{"cut", 4, (*nemesis).cut}
+	away  = kind{"client cut", 2, (*nemesis).clientCut}
+	stall = kind{"stall", 2, (*nemesis).stall}
+	blind = kind{"leader that does not know", 4, (*nemesis).blindLeader}
+	flaps = kind{"flap", 2, (*nemesis).flap}
+	lags  = kind{"lag", 3, (*nemesis).lag}
+	revok = kind{"revocation", 3, (*nemesis).revoke}
+	steps = kind{"clock step", 3, (*nemesis).step}
+)
+
+// run makes one fault after the other, some at the same time, until ctx ends,
+// and returns when all are over.
+func (n *nemesis) run(ctx context.Context) {
+	total := 0
+	for _, k := range n.kinds {
+		total += k.weight
+	}
+	for ctx.Err() == nil {
+		at := n.rng.IntN(total)
+		for _, k := range n.kinds {
+			if at -= k.weight; at >= 0 {
+				continue
+			}
+			own := *n
+			own.rng = rand.New(rand.NewPCG(n.rng.Uint64(), 1))
+			n.w.work.Go(func() { k.do(&own) })
+			break
+		}
+		pause(ctx, 400*time.Millisecond+n.upTo(1200*time.Millisecond))
+	}
+	n.w.work.Wait()
+}
+
+func (n *nemesis) upTo(d time.Duration) time.Duration { return time.Duration(n.rng.Int64N(int64(d))) }
+
+func (n *nemesis) between(a, b time.Duration) time.Duration { return a + n.upTo(b-a) }
+
+// victim is the leader, more often than not.
+func (n *nemesis) victim() *server {
+	if p := n.w.leader(); p != nil && n.rng.IntN(3) > 0 {
+		return p.s
+	}
+	return n.w.servers[n.rng.IntN(3)]
+}
+
+func (n *nemesis) others(s *server) []string {
+	var out []string
+	for _, o := range n.w.servers {
+		if o != s {
+			out = append(out, o.name)
+		}
+	}
+	return out
+}
+
+func (n *nemesis) kill() { n.victim().bounce(n.between(200*time.Millisecond, 2*time.Second)) }
+
+// held counts bytes that had to wait meanwhile.
+func (n *nemesis) held(what string, f func()) {
+	n.w.net.mu.Lock()
+	before := n.w.net.heldBytes
+	n.w.net.mu.Unlock()
+	f()
+	n.w.net.mu.Lock()
+	after := n.w.net.heldBytes
+	n.w.net.mu.Unlock()
+	if after > before {
+		n.w.counts.add(what)
+	}
+}
+
+func (n *nemesis) pause() {
+	s := n.victim()
+	n.held("pause that held bytes", func() {
+		p := s.running()
+		n.w.net.pause(s.name, true)
+		s.clock.freeze(true)
+		long := n.rng.IntN(3) == 0
+		d := n.between(100*time.Millisecond, 1200*time.Millisecond)
+		if p != nil {
+			p.disk.stall(true)
+		}
+		time.Sleep(d) // virtual
+		if p != nil { // before the watchdog, which a stopped process would not have run
+			p.disk.stall(false)
+		}
+		if long {
+			time.Sleep(n.between(time.Second, 2*time.Second)) // virtual
+		}
+		s.clock.freeze(false)
+		n.w.net.pause(s.name, false)
+	})
+}
+
+// cut cuts directions between servers: one, both of a pair, or all of one
+// server.
+func (n *nemesis) cut() {
+	s := n.victim()
+	others := n.others(s)
+	type direction struct{ from, to string }
+	var cut []direction
+	what := "full cut between servers that held bytes"
+	switch n.rng.IntN(4) {
+	case 0:
+		what = "one-way cut between servers that held bytes"
+		cut = append(cut, direction{s.name, others[n.rng.IntN(2)]})
+	case 1:
+		what = "one-way cut between servers that held bytes"
+		for _, o := range others {
+			cut = append(cut, direction{o, s.name})
+		}
+	case 2:
+		o := others[n.rng.IntN(2)]
+		cut = append(cut, direction{s.name, o}, direction{o, s.name})
+	case 3:
+		for _, o := range others {
+			cut = append(cut, direction{s.name, o}, direction{o, s.name})
+		}
+	}
+	d := n.between(200*time.Millisecond, 2*time.Second)
+	if n.rng.IntN(6) == 0 {
+		d += resetAfter
+	}
+	n.held(what, func() {
+		for _, c := range cut {
+			n.w.net.cut(c.from, c.to, true)
+		}
+		time.Sleep(d) // virtual
+		for _, c := range cut {
+			n.w.net.cut(c.from, c.to, false)
+		}
+	})
+}
+
+// clientCut cuts a client off from one server, or from all.
+func (n *nemesis) clientCut() {
+	c := n.clients[n.rng.IntN(len(n.clients))]
+	var at []string
+	for _, s := range n.w.servers {
+		at = append(at, s.name)
+	}
+	if n.rng.IntN(2) == 0 {
+		at = at[:1]
+	}
+	oneWay := n.rng.IntN(3) == 0 // the client hears nothing, but is heard
+	d := n.between(300*time.Millisecond, 4*time.Second)
+	n.held("client cut that held bytes", func() {
+		set := func(on bool) {
+			for _, s := range at {
+				n.w.net.cut(s, c, on)
+				if !oneWay {
+					n.w.net.cut(c, s, on)
+				}
+			}
+		}
+		set(true)
+		time.Sleep(d) // virtual
+		set(false)
+	})
+}
+
+func (n *nemesis) stall() {
+	p := n.victim().running()
+	if p == nil {
+		return
+	}
+	d := n.between(100*time.Millisecond, 1400*time.Millisecond)
+	if n.rng.IntN(4) == 0 {
+		d = n.between(1600*time.Millisecond, 2500*time.Millisecond)
+	}
+	p.disk.stall(true)
+	time.Sleep(d) // virtual
+	p.disk.stall(false)
+}
+
+// blindLeader hangs a leader's main loop in a write, so that it does not find
+// out that it has lost the others, who elect another.
+func (n *nemesis) blindLeader() {
+	p := n.w.leader()
+	if p == nil {
+		return
+	}
+	s := p.s
+	n.held("cut around a leader with a stalled disk", func() {
+		p.disk.stall(true)
+		time.Sleep(n.upTo(100 * time.Millisecond)) // virtual: for a write to begin
+		// The others hear nothing of it; it may go on hearing them.
+		deaf := n.rng.IntN(2) == 0
+		set := func(on bool) {
+			for _, o := range n.others(s) {
+				n.w.net.cut(s.name, o, on)
+				if deaf {
+					n.w.net.cut(o, s.name, on)
+				}
+			}
+		}
+		set(true)
+		time.Sleep(n.between(900*time.Millisecond, 1350*time.Millisecond)) // virtual
+		p.disk.stall(false)
+		time.Sleep(n.upTo(300 * time.Millisecond)) // virtual
+		set(false)
+	})
+}
+
+// flap transfers leadership every 100 ms.
+func (n *nemesis) flap() {
+	for range 5 + n.rng.IntN(10) {
+		if p := n.w.leader(); p != nil {
+			to := n.w.server(n.others(p.s)[n.rng.IntN(2)]).running()
+			if to != nil {
+				ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+				if p.replica.TransferLeadership(ctx, to.replica.RaftID()) == nil {
+					n.w.counts.add("leadership transferred")
+				}
+				cancel()
+			}
+		}
+		time.Sleep(100 * time.Millisecond) // virtual
+	}
+}
+
+// lag makes proposals and checks late, at all servers.
+func (n *nemesis) lag() {
+	longest := n.between(50*time.Millisecond, 900*time.Millisecond)
+	var set []*process
+	for _, s := range n.w.servers {
+		if p := s.running(); p != nil {
+			p.seam.lag.Store(int64(longest))
+			set = append(set, p)
+		}
+	}
+	time.Sleep(n.between(500*time.Millisecond, 2*time.Second)) // virtual
+	for _, p := range set {
+		p.seam.lag.Store(0)
+	}
+}
+
+// revoke takes a lease back, as an operator does.
+func (n *nemesis) revoke() {
+	p := n.w.leader()
+	if p == nil {
+		return
+	}
+	lock := n.locks[n.rng.IntN(len(n.locks))]
+	l, ok := p.replica.View().Lease(lock)
+	if !ok || l.Token == 0 {
+		return
+	}
+	op := n.w.recorder.Begin(history.Op{Client: "operator", Kind: history.Revoke, Resource: lock, Token: uint64(l.Token)})
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	res, err := p.replica.Propose(ctx, &pb.Command{Kind: &pb.Command_Revoke{Revoke: &pb.RevokeCommand{
+		Resource: lock, Token: uint64(l.Token), Reason: "an operator's wish",
+	}}})
+	switch {
+	case neverApplied(err):
+		n.w.recorder.End(op, history.Answer{Code: history.Refused})
+	case err != nil:
+		n.w.recorder.End(op, history.Answer{Code: history.Unknown, Error: err.Error()})
+	case res.GetError().GetNotHolder() != nil:
+		n.w.recorder.End(op, history.Answer{Code: history.NotHolder})
+	case res.GetError() != nil:
+		n.w.recorder.End(op, history.Answer{Code: history.Refused, Error: res.GetError().String()})
+	default:
+		n.w.recorder.End(op, history.Answer{Code: history.OK})
+		n.w.counts.add("lease revoked")
+	}
+}
+
+// step steps a clock forward, beyond what ρ allows.
+func (n *nemesis) step() {
+	n.victim().clock.step(n.between(50*time.Millisecond, 5*time.Second))
+	n.w.counts.add("clock stepped")
+}
