@@ -37,6 +37,15 @@ unit: need-cc need-redis need-postgres # tests inside one process, with the race
 processes: # tests that start processes, one package after the other
 	go test -p 1 -timeout 20m $(PROCESSES)
 
+histories: ## a region under faults in virtual time, judged by a model; a few broken rules must be caught
+	go test -count=1 -timeout 15m $(HISTORIES)
+
+soak-histories: ## histories, RUNS (1000) of each kind, from SEED (1) on; failing ones are saved
+	go test -count=1 -timeout 0 -v $(HISTORIES) -run TestHistories -runs $(or $(RUNS),1000) -seed $(or $(SEED),1)
+
+mutants: ## every broken rule is caught by the histories
+	go test -count=1 -timeout 0 -v $(HISTORIES) -run TestMutants -mutants all
+
 race: need-cc need-redis need-postgres ## all tests with the race detector, also of processes
 	go test -race -timeout 15m $(OTHERS)
 	go test -race -timeout 30m $(HISTORIES) -runs 1 -mutants none
