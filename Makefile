@@ -21,7 +21,7 @@ PROCESSES := ./cmd/... ./drill/... ./internal/devcluster/... ./internal/e2e/...
 HISTORIES := ./region/histories
 OTHERS = $(filter-out $(shell go list $(PROCESSES) $(HISTORIES)),$(shell go list ./...))
 
-.PHONY: build test unit histories soak-histories mutants processes race verify fmt vet lint proto tidy hygiene generate fuzz-short explore spec bench demo drills soak clean help
+.PHONY: bench-peers build test unit histories soak-histories mutants processes race verify fmt vet lint proto tidy hygiene generate fuzz-short explore spec bench demo drills soak clean help
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -59,15 +59,19 @@ fmt:
 
 vet:
 	go vet ./...
+	go -C bench vet ./...
 
 lint:
 	$(LINT) run --allow-serial-runners ./...
+	cd bench && go tool -modfile=../tools/lint/go.mod golangci-lint run --allow-serial-runners ./...
 
 proto:
 	scripts/proto.sh check
 
 tidy: # go.mod of the project and of the tools say what is used, no more and no less
 	go mod tidy -diff
+	go -C bench mod tidy -diff
+	go -C bench/etcd mod tidy -diff
 	go -C tools mod tidy -diff
 	go -C tools/lint mod tidy -diff
 
@@ -89,6 +93,15 @@ spec: need-cc need-spin ## the Promela models: small complete searches, and ever
 
 bench: need-redis need-postgres ## every benchmark
 	go test -run '^$$' -bench . -benchmem ./...
+
+# A module of its own, so that etcd's and the other peers' clients are not in the
+# product's go.mod.
+bin/etcd: bench/etcd/go.mod bench/etcd/main.go
+	go -C bench/etcd build -trimpath -o ../../bin/etcd .
+
+bench-peers: build bin/etcd need-redis ## beside etcd, Redis and the floor: W="-workloads W1,W2" chooses
+	go -C bench build -trimpath -o ../bin/peerbench .
+	cd bench && ../bin/peerbench $(or $(W),-workloads W0,W1,W2,W3)
 
 demo: build ## lose a region: promotion, and the stale write is refused
 	bin/headlease drill run region-loss
