@@ -21,7 +21,7 @@ PROCESSES := ./cmd/... ./drill/... ./internal/devcluster/... ./internal/e2e/...
 HISTORIES := ./region/histories
 OTHERS = $(filter-out $(shell go list $(PROCESSES) $(HISTORIES)),$(shell go list ./...))
 
-.PHONY: bench-peers build test unit histories soak-histories mutants processes race verify fmt vet lint proto tidy hygiene generate fuzz-short explore spec bench demo drills soak clean help
+.PHONY: bench-peers build test unit histories soak-histories mutants processes race verify fmt vet lint proto tidy hygiene generate fuzz-short explore spec bench demo drills scale soak clean help
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -109,6 +109,9 @@ demo: build ## lose a region: promotion, and the stale write is refused
 drills: build ## every scenario, one after the other; results as JSON
 	bin/headlease drill run region-loss --json
 	bin/headlease drill run cable-cut --json
+
+scale: ## 20,000 sessions in processes of their own outlive a killed leader, a rolling restart and a redeployment
+	go test -count=1 -v -timeout 20m -run TestManySessions ./internal/e2e -scale.sessions $(or $(SESSIONS),20000)
 
 soak: build ## region losses over and over, RUNS (10) times; prints the failover time of each
 	@for i in $$(seq $(or $(RUNS),10)); do bin/headlease drill run region-loss --json || exit 1; done

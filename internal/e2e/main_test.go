@@ -26,6 +26,13 @@ var seed = flag.Uint64("seed", 1, "seed of the random scenarios")
 var binary string
 
 func TestMain(m *testing.M) {
+	if raw := os.Getenv(scaleVar); raw != "" {
+		if err := scaleClient(raw); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	flag.Parse()
 	os.Exit(run(m))
 }
