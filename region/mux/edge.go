@@ -98,6 +98,16 @@ func (e *Edge) LeaderChanged() {
 	}
 }
 
+// Term of the leader that the clients' streams go to; 0 while there is none.
+func (e *Edge) Term() uint64 {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.up == nil {
+		return 0
+	}
+	return e.up.term()
+}
+
 // Open takes a client's stream. The caller closes it.
 func (e *Edge) Open(caller policy.Caller) (*Client, error) {
 	c := &Client{edge: e, caller: caller, queue: run.NewQueue(), sessions: map[string]*said{}}
