@@ -74,6 +74,7 @@ makes no sense; 'headlease run' passes on the code of its command.`,
 
 	root.AddCommand(
 		newAcquireCmd(a),
+		newBackupCmd(a),
 		newCertsCmd(a),
 		newConfigCmd(a),
 		newDevCmd(a),
