@@ -15,5 +15,6 @@
 // The files: rules_test.go, what a seeded bug may break; state_test.go, states
 // and leaders in compact form; step_test.go, the steps; search_test.go,
 // breadth-first search; walk_test.go, random walks of a bigger world with real
-// timers.
+// timers; reconfig_*_test.go, changes of the configuration with packages config
+// and reconfigure, as in spec/reconfig.pml.
 package explore
