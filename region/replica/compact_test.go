@@ -3,6 +3,7 @@ package replica
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -53,8 +54,8 @@ func (d slowSnaps) Before(op string) error {
 func snapCluster(t *testing.T, edit func(*Config)) (*cluster, *snapCount) {
 	count := &snapCount{each: 700 * time.Millisecond, writing: map[string]bool{}, began: map[string]int{}}
 	c := newCluster(t, newSimNet(), three, func(cfg *Config) {
-		cfg.SnapshotThreshold, cfg.TrailingLogs = 200, 20
-		cfg.segmentSize = 64 << 10
+		cfg.SnapshotThreshold, cfg.TrailingLogs, cfg.logCache = 100, 20, 16
+		cfg.segmentSize = 4096 // the log serves what is left of its oldest file
 		if edit != nil {
 			edit(cfg)
 		}
@@ -82,19 +83,22 @@ func TestF37OneSnapshotAtATime(t *testing.T) {
 		c, count := snapCluster(t, nil)
 		c.start()
 		c.setup()
-		c.write(1500, 40*time.Millisecond)
+		c.write(750, 80*time.Millisecond)
+		count.mu.Lock()
+		began, worst := maps.Clone(count.began), count.worst
+		count.mu.Unlock()
 		for _, n := range c.all() {
 			s := n.r.Stats()
-			if count.began[n.name] < 3 {
-				t.Errorf("%s wrote %d snapshots", n.name, count.began[n.name])
+			if began[n.name] < 3 {
+				t.Errorf("%s wrote %d snapshots", n.name, began[n.name])
 			}
 			// A turn comes after at most two snapshots of others and the looks between.
-			if behind := s.Applied - s.Snapshot; behind > 200+600 || s.Last-s.First > 1500 {
+			if behind := s.Applied - s.Snapshot; behind > 100+300 || s.Last-s.First > 750 {
 				t.Errorf("%s: %d entries behind its snapshot, log %d to %d", n.name, behind, s.First, s.Last)
 			}
 		}
-		if count.worst != 1 {
-			t.Errorf("%d servers wrote a snapshot at once", count.worst)
+		if worst != 1 {
+			t.Errorf("%d servers wrote a snapshot at once", worst)
 		}
 		c.stop()
 	})
@@ -120,10 +124,10 @@ func TestF37AFailedServerBlocksNobody(t *testing.T) {
 			}
 		}
 		failing.disk.failOp(opSnapshot, syscall.ENOSPC)
-		c.write(300, time.Millisecond)
+		c.write(150, time.Millisecond)
 		c.sim.isolate(away.name, true)
-		c.write(400, 100*time.Millisecond)
-		if s := n.r.Stats(); s.Snapshot == 0 || s.Applied-s.Snapshot > 400 {
+		c.write(200, 200*time.Millisecond)
+		if s := n.r.Stats(); s.Snapshot == 0 || s.Applied-s.Snapshot > 200 {
 			t.Errorf("leader: %+v", s)
 		}
 		if s := failing.r.Stats(); s.Snapshot != 0 || s.First != 1 {
@@ -152,7 +156,7 @@ func TestF37TheLogWaitsForALaggard(t *testing.T) {
 		{"kept by the next leader", nil, true, 0, false},
 		{"for a time", func(cfg *Config) { cfg.RetainTime = time.Minute }, false, 2 * time.Minute, true},
 		{"for a time, by the next leader", func(cfg *Config) { cfg.RetainTime = time.Minute }, true, 2 * time.Minute, true},
-		{"so many bytes", func(cfg *Config) { cfg.RetainBytes = 8 << 10 }, false, 0, true},
+		{"so many bytes", func(cfg *Config) { cfg.RetainBytes = 2 << 10 }, false, 0, true},
 	} {
 		t.Run(x.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -168,26 +172,26 @@ func TestF37TheLogWaitsForALaggard(t *testing.T) {
 					}
 				}
 				c.sim.isolate(away.name, true)
-				// More than the cache in memory holds.
-				c.write(200, 10*time.Millisecond)
+				has := away.r.Stats().Last
+				c.write(50, 10*time.Millisecond)
 				if x.transfer {
 					if err := n.r.raft.Load().LeadershipTransfer().Error(); err != nil {
 						t.Fatal(err)
 					}
 				}
-				c.write(logCacheSize+800, 10*time.Millisecond)
+				c.write(250, 10*time.Millisecond)
 				time.Sleep(x.wait) // virtual
-				c.write(400, 10*time.Millisecond)
+				c.write(120, 10*time.Millisecond)
 				time.Sleep(10 * time.Second) // virtual
 				lead := c.leader()
 				if x.transfer == (lead == n) {
 					t.Fatal("the leader is not whom this test means")
 				}
 				s := lead.r.Stats()
-				if s.Snapshot < 1000 {
+				if s.Snapshot < has+300 {
 					t.Fatalf("no late snapshot: %+v", s)
 				}
-				if held := s.First < 200; held == x.install {
+				if held := s.First <= has+1; held == x.install {
 					t.Errorf("log %d to %d while one is away", s.First, s.Last)
 				}
 				c.sim.isolate(away.name, false)
@@ -199,10 +203,10 @@ func TestF37TheLogWaitsForALaggard(t *testing.T) {
 				}
 				away.obs.mu.Unlock()
 				// With everyone there the log is short again.
-				c.write(400, 10*time.Millisecond)
+				c.write(120, 10*time.Millisecond)
 				time.Sleep(10 * time.Second) // virtual
 				for _, f := range c.all() {
-					if s := f.r.Stats(); s.Last-s.First > 1000 {
+					if s := f.r.Stats(); s.Last-s.First > 300 {
 						t.Errorf("%s: log %d to %d with everyone there", f.name, s.First, s.Last)
 					}
 				}
@@ -216,15 +220,15 @@ func TestF37TheLogWaitsForALaggard(t *testing.T) {
 // threshold, by entries as by bytes.
 func TestRestartReplaysLittle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c, count := snapCluster(t, func(cfg *Config) { cfg.SnapshotThreshold, cfg.SnapshotBytes = 1<<40, 64<<10 })
+		c, count := snapCluster(t, func(cfg *Config) { cfg.SnapshotThreshold, cfg.SnapshotBytes = 1<<40, 16<<10 })
 		count.each = 0
 		c.start()
 		c.setup()
-		c.write(5000, time.Millisecond)
+		c.write(1000, time.Millisecond)
 		time.Sleep(10 * time.Second) // virtual
 		n := c.all()[0]
 		s := n.r.Stats()
-		if left := n.r.stores.logs.bytesFrom(s.Snapshot + 1); s.Snapshot == 0 || left > 70<<10 {
+		if left := n.r.stores.logs.bytesFrom(s.Snapshot + 1); s.Snapshot == 0 || left > 20<<10 {
 			t.Errorf("%d bytes behind the snapshot: %+v", left, s)
 		}
 		if err := n.stop(); err != nil {
@@ -248,9 +252,7 @@ func TestRestartReplaysLittle(t *testing.T) {
 // a follower needs it writes another, and sends that.
 func TestDamagedSnapshotIsReplaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c, count := snapCluster(t, func(cfg *Config) {
-			cfg.RetainBytes, cfg.segmentSize = 1, 4096 // the log serves what is left of its oldest segment
-		})
+		c, count := snapCluster(t, func(cfg *Config) { cfg.RetainBytes = 1 })
 		count.each = 0
 		c.start()
 		n := c.setup()
@@ -261,7 +263,7 @@ func TestDamagedSnapshotIsReplaced(t *testing.T) {
 			}
 		}
 		c.sim.isolate(away.name, true)
-		c.write(logCacheSize+400, 10*time.Millisecond)
+		c.write(400, 10*time.Millisecond)
 		time.Sleep(5 * time.Second) // virtual
 		list, err := n.r.stores.snaps.List()
 		if err != nil || len(list) == 0 {

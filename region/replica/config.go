@@ -161,6 +161,8 @@ type Config struct {
 	segmentSize int
 	// boltLog stores log entries in bbolt: for benchmarks.
 	boltLog bool
+	// logCache is how many entries are kept in memory; default logCacheSize.
+	logCache int
 }
 
 // defaultSegmentSize of the log store, in bytes.
@@ -213,6 +215,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.TrailingLogs == 0 {
 		c.TrailingLogs = 10000
+	}
+	if c.logCache == 0 {
+		c.logCache = logCacheSize
 	}
 	if c.segmentSize == 0 {
 		c.segmentSize = defaultSegmentSize

@@ -45,9 +45,10 @@ var (
 	_ raft.MonotonicLogStore = (*logStore)(nil)
 )
 
-// newLogStore wraps a log whose present entries take up old bytes.
-func newLogStore(disk raft.LogStore, old uint64) (*logStore, error) {
-	cache, err := raft.NewLogCache(logCacheSize, disk)
+// newLogStore wraps a log whose present entries take up old bytes, and keeps the
+// newest cached ones in memory.
+func newLogStore(disk raft.LogStore, cached int, old uint64) (*logStore, error) {
+	cache, err := raft.NewLogCache(cached, disk)
 	if err != nil {
 		return nil, err
 	}

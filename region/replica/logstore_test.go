@@ -38,7 +38,7 @@ func testStores(t testing.TB, dir string, bolt bool, disk Disk) *stores {
 	t.Helper()
 	log := slog.New(slog.DiscardHandler)
 	s, err := openStores(storeOptions{
-		dir: dir, segmentSize: 64 << 10, boltLog: bolt, logger: newHlog(log, "raft"), log: log,
+		dir: dir, segmentSize: 64 << 10, boltLog: bolt, logCache: 16, logger: newHlog(log, "raft"), log: log,
 		guard: newGuard(disk, func(error) {}, func(string, time.Duration, error) {}),
 	})
 	if err != nil {
@@ -155,7 +155,7 @@ func TestTrimLeavesTheNewestEntry(t *testing.T) {
 func TestF36AppendsGoOnDuringTrim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const piece = 20 * time.Millisecond // virtual: what a removal takes
-		logs, err := newLogStore(&slowStore{InmemStore: raft.NewInmemStore(), each: piece, turn: make(chan struct{}, 1)}, 0)
+		logs, err := newLogStore(&slowStore{InmemStore: raft.NewInmemStore(), each: piece, turn: make(chan struct{}, 1)}, 16, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -217,7 +217,7 @@ func (s *slowStore) DeleteRange(first, last uint64) error {
 func TestLogSizeIsKnown(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		mem := raft.NewInmemStore()
-		logs, err := newLogStore(mem, 0)
+		logs, err := newLogStore(mem, 16, 0)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -92,7 +92,7 @@ func Open(ctx context.Context, cfg Config) (*Replica, error) {
 	r.check = newChecker(r)
 	r.compact = newCompactor(r)
 	r.stores, err = openStores(storeOptions{
-		dir: cfg.DataDir, segmentSize: cfg.segmentSize, boltLog: cfg.boltLog,
+		dir: cfg.DataDir, segmentSize: cfg.segmentSize, boltLog: cfg.boltLog, logCache: cfg.logCache,
 		guard: newGuard(cfg.Disk, r.fatal, r.metric.stored), logger: r.hlog, log: r.log,
 	})
 	if err == nil {

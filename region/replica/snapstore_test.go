@@ -37,6 +37,13 @@ func writeSnap(t testing.TB, s *stores, index, term uint64, state []byte) string
 	return sink.ID()
 }
 
+func shut(t testing.TB, s *stores) {
+	t.Helper()
+	if err := s.close(); err != nil {
+		t.Error(err)
+	}
+}
+
 func readSnap(s *stores, id string) ([]byte, error) {
 	_, r, err := s.snaps.Open(id)
 	if err != nil {
@@ -48,7 +55,7 @@ func readSnap(s *stores, id string) ([]byte, error) {
 
 func TestSnapshotFilesRoundTrip(t *testing.T) {
 	s := testStores(t, t.TempDir(), false, nil)
-	defer s.close()
+	defer shut(t, s)
 	for i, size := range []int{1, snapPiece - 1, snapPiece, snapPiece + 1, 3*snapPiece + 7} {
 		state := bytes.Repeat([]byte{1, 2, 3, byte(i)}, size)[:size]
 		index := uint64(i + 10)
@@ -72,7 +79,7 @@ func TestSnapshotFilesRoundTrip(t *testing.T) {
 func TestHashicorpReadsOurSnapshots(t *testing.T) {
 	dir := t.TempDir()
 	s := testStores(t, dir, false, nil)
-	defer s.close()
+	defer shut(t, s)
 	theirs, err := raft.NewFileSnapshotStoreWithLogger(dir, 2, newHlog(s.snaps.log, "x"))
 	if err != nil {
 		t.Fatal(err)
@@ -109,7 +116,7 @@ func TestHashicorpReadsOurSnapshots(t *testing.T) {
 // length cut, files missing or empty: never opened, and another is asked for.
 func TestF37DamagedSnapshotsAreNotServed(t *testing.T) {
 	s := testStores(t, t.TempDir(), false, nil)
-	defer s.close()
+	defer shut(t, s)
 	writeSnap(t, s, 3, 1, []byte("older"))
 	id := writeSnap(t, s, 5, 1, []byte("the state of the region"))
 	dir := filepath.Join(s.snaps.dir, id)
@@ -198,7 +205,7 @@ func sameMeta(a, b []byte) bool {
 // snapshots push it out, and is not found any more.
 func TestAReaderKeepsARemovedSnapshot(t *testing.T) {
 	s := testStores(t, t.TempDir(), false, nil)
-	defer s.close()
+	defer shut(t, s)
 	state := bytes.Repeat([]byte("0123456789abcdef"), 3*shrinkStep/16)
 	id := writeSnap(t, s, 1, 1, state)
 	_, r, err := s.snaps.Open(id)
@@ -249,7 +256,7 @@ func TestFailedSnapshotsLeaveNothing(t *testing.T) {
 		_ = s.close()
 	}
 	s := testStores(t, t.TempDir(), false, nil)
-	defer s.close()
+	defer shut(t, s)
 	sink, err := s.snaps.Create(1, 5, 1, oneServer, 1, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -364,7 +371,7 @@ func TestReconcile(t *testing.T) {
 				t.Fatal(err)
 			}
 			s = testStores(t, dir, false, nil)
-			defer s.close()
+			defer shut(t, s)
 			before, _ := s.logs.FirstIndex()
 			err := s.reconcile()
 			first, _ := s.logs.FirstIndex()
@@ -402,7 +409,7 @@ func TestReconcile(t *testing.T) {
 func TestF37OneSnapshotGoesOutAtATime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := testStores(t, t.TempDir(), false, nil)
-		defer s.close()
+		defer shut(t, s)
 		id := writeSnap(t, s, 5, 1, []byte("the state"))
 		leading := true
 		s.snaps.leading = func() bool { return leading }

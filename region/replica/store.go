@@ -42,6 +42,7 @@ type storeOptions struct {
 	dir         string
 	segmentSize int
 	boltLog     bool
+	logCache    int
 	guard       *guard
 	logger      hclog.Logger
 	log         *slog.Logger
@@ -96,7 +97,7 @@ func openStores(o storeOptions) (_ *stores, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", logName, err)
 	}
-	if s.logs, err = newLogStore(&guardedLog{guard: o.guard, in: logs}, old); err != nil {
+	if s.logs, err = newLogStore(&guardedLog{guard: o.guard, in: logs}, o.logCache, old); err != nil {
 		return nil, fmt.Errorf("open %s: %w", logName, err)
 	}
 	if s.snaps, err = openSnapStore(o.dir, o.guard, o.log); err != nil {
