@@ -238,9 +238,10 @@ func TestL6ATokenOfADroppedEpochIsNotAnswered(t *testing.T) {
 	}
 	r.l.Applied(r.now, []state.Event{state.LeaseGranted{Session: "s0", Request: 99, Resource: "lock/a", Partition: part, Token: next}})
 	r.l.Applied(r.now, []state.Event{state.LeaseEnded{Session: "s0", Resource: "lock/a", Partition: part, Token: token, Reason: state.EndDropped}})
+	r.l.Push(r.now, 1) // names what the answer told
 	r.take()
 	m := r.sent(1)
-	if len(m) != 2 || m[0].GetWithdrawal().GetToken() != uint64(token) || m[1].GetGrant().GetHeld().GetToken() != uint64(next) {
+	if len(m) != 3 || m[2].GetPush() == nil || m[0].GetWithdrawal().GetToken() != uint64(token) || m[1].GetGrant().GetHeld().GetToken() != uint64(next) {
 		t.Errorf("told %v", m)
 	}
 	r.keepalive(1, "s0", tokens{"lock/a": next})
