@@ -251,6 +251,56 @@ func TestDeadlineHoldsWhenNothingIsRead(t *testing.T) {
 	wg.Wait()
 }
 
+// A client that sends and reads no answers has only so many calls taken: what
+// waits for it is bounded.
+func TestAnswersThatNobodyReadsAreBounded(t *testing.T) {
+	answered := make(chan struct{}, 1<<16)
+	r := start(t, &leases{release: func(context.Context, *pb.ReleaseRequest) (*pb.ReleaseResponse, error) {
+		answered <- struct{}{}
+		return nil, status.Error(codes.NotFound, strings.Repeat("x", 4<<10))
+	}}, true, nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	stream, err := pb.NewCallServiceClient(r.conn).Calls(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const calls = 20_000
+	sent := make(chan struct{})
+	go func() { // ended by ctx, when the server does not read on
+		defer close(sent)
+		for i := range calls / 100 {
+			req := &pb.CallsRequest{}
+			for j := range 100 {
+				req.Calls = append(req.Calls, &pb.Call{Id: uint64(100*i + j + 1), Method: pb.LeaseService_Release_FullMethodName})
+			}
+			if stream.Send(req) != nil {
+				return
+			}
+		}
+	}()
+	// Until what was taken is answered and nothing more is taken.
+	for idle := false; !idle; {
+		select {
+		case <-answered:
+			if r.carried.Load() == calls {
+				t.Fatalf("all of %d calls were taken, and no answer was read", calls)
+			}
+		case <-time.After(300 * time.Millisecond):
+			idle = true
+		}
+	}
+	// Whoever reads gets them all.
+	for got := 0; got < calls; {
+		answers, err := stream.Recv()
+		if err != nil {
+			t.Fatalf("after %d answers: %v", got, err)
+		}
+		got += len(answers.GetCalls())
+	}
+	<-sent
+}
+
 func BenchmarkCall(b *testing.B) {
 	for name, opts := range map[string][]grpc.DialOption{"unary": nil, "stream": {callstream.DialOption(pb.LeaseService_Release_FullMethodName)}} {
 		b.Run(name, func(b *testing.B) {

@@ -16,8 +16,8 @@ import (
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
 
-// maxRunning bounds the calls that a stream has under way; then it is not read
-// on.
+// maxRunning bounds the calls of a stream that are under way, or whose answers
+// wait to be sent; then it is not read on.
 const maxRunning = 4096
 
 // Server answers the calls of streams with the handlers of services. Register
@@ -60,6 +60,9 @@ func (s *Server) Calls(stream grpc.BidiStreamingServer[pb.CallsRequest, pb.Calls
 		if err != nil {
 			cancel() // the reader notices by itself, the handlers by this
 		}
+		for range calls { // only now: the answers that nobody reads are bounded too
+			<-r.slots
+		}
 		return err
 	}
 	err := r.read(stream)
@@ -78,9 +81,10 @@ func (s *Server) Calls(stream grpc.BidiStreamingServer[pb.CallsRequest, pb.Calls
 type running struct {
 	server *Server
 	ctx    context.Context
-	slots  chan struct{}
-	calls  sync.WaitGroup
-	out    outbox[*pb.CallResult]
+	// slots are taken by calls until their answers are sent.
+	slots chan struct{}
+	calls sync.WaitGroup
+	out   outbox[*pb.CallResult]
 
 	mu      sync.Mutex
 	cancels map[uint64]context.CancelFunc
@@ -106,7 +110,6 @@ func (r *running) read(stream grpc.BidiStreamingServer[pb.CallsRequest, pb.Calls
 			r.calls.Go(func() {
 				r.out.put(r.server.answer(ctx, call))
 				r.finish(call.GetId(), cancel)
-				<-r.slots
 			})
 		}
 	}
