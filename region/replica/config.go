@@ -26,9 +26,10 @@ type Timing struct {
 	Election time.Duration
 	// LeaderLease: a leader that no quorum has answered for this long steps down.
 	LeaderLease time.Duration
-	// Commit: an idle follower learns a commit after once to twice this long. It
-	// also drains the replication backlog, hence is small (hashicorp/raft sends
-	// one batch per trigger and the rest at this pace).
+	// Commit: an idle follower learns a commit after once to twice this long: the
+	// leader then sends to each, whether it has something to say or not. It would
+	// also drain a backlog beyond maxAppendEntries, which the bound on entries in
+	// flight keeps from being there (docs/decisions/0067).
 	Commit time.Duration
 }
 
@@ -36,7 +37,7 @@ type Timing struct {
 func TimingLAN() Timing {
 	return Timing{
 		Heartbeat: 150 * time.Millisecond, Election: 150 * time.Millisecond,
-		LeaderLease: 100 * time.Millisecond, Commit: 5 * time.Millisecond,
+		LeaderLease: 100 * time.Millisecond, Commit: 25 * time.Millisecond,
 	}
 }
 
@@ -44,7 +45,7 @@ func TimingLAN() Timing {
 func TimingCalm() Timing {
 	return Timing{
 		Heartbeat: 500 * time.Millisecond, Election: 500 * time.Millisecond,
-		LeaderLease: 250 * time.Millisecond, Commit: 5 * time.Millisecond,
+		LeaderLease: 250 * time.Millisecond, Commit: 25 * time.Millisecond,
 	}
 }
 
