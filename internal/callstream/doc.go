@@ -14,6 +14,6 @@
 //
 // Threads: a client's stream has one goroutine, its reader, which ends with the
 // stream, at the latest when the connection is closed; when much is unanswered,
-// one more that sends. A server has one goroutine per call; Calls returns after
-// the last of them.
+// one more that sends. A server has one goroutine per call, of which a
+// few wait for the stream's next calls; Calls returns after the last of them.
 package callstream

@@ -16,9 +16,14 @@ import (
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
 
-// maxRunning bounds the calls of a stream that are under way, or whose answers
-// wait to be sent; then it is not read on.
-const maxRunning = 4096
+const (
+	// maxRunning bounds the calls of a stream that are under way, or whose answers
+	// wait to be sent; then it is not read on.
+	maxRunning = 4096
+	// maxIdle goroutines of a stream wait for its next calls: one whose stack has
+	// grown for a call before, through all the interceptors, need not grow it again.
+	maxIdle = 2
+)
 
 // Server answers the calls of streams with the handlers of services. Register
 // these with it as with a grpc.Server, before it serves.
@@ -54,7 +59,7 @@ func (s *Server) RegisterService(desc *grpc.ServiceDesc, impl any) {
 // Calls is CallService.
 func (s *Server) Calls(stream grpc.BidiStreamingServer[pb.CallsRequest, pb.CallsResponse]) error {
 	ctx, cancel := context.WithCancel(stream.Context())
-	r := &running{server: s, ctx: ctx, out: outbox[*pb.CallResult]{patient: true}, slots: make(chan struct{}, maxRunning), cancels: map[uint64]context.CancelFunc{}}
+	r := &running{server: s, ctx: ctx, out: outbox[*pb.CallResult]{patient: true}, slots: make(chan struct{}, maxRunning), next: make(chan begun), idle: make(chan struct{}, maxIdle), cancels: map[uint64]context.CancelFunc{}}
 	r.out.send = func(calls []*pb.CallResult) error {
 		err := stream.Send(&pb.CallsResponse{Calls: calls})
 		if err != nil {
@@ -66,6 +71,7 @@ func (s *Server) Calls(stream grpc.BidiStreamingServer[pb.CallsRequest, pb.Calls
 		return err
 	}
 	err := r.read(stream)
+	close(r.next)
 	if !errors.Is(err, io.EOF) {
 		cancel()
 	}
@@ -84,10 +90,36 @@ type running struct {
 	// slots are taken by calls until their answers are sent.
 	slots chan struct{}
 	calls sync.WaitGroup
-	out   outbox[*pb.CallResult]
+	// next hands a call to an idle goroutine, of which idle counts maxIdle at most.
+	// It is closed when nothing more is read.
+	next chan begun
+	idle chan struct{}
+	out  outbox[*pb.CallResult]
 
 	mu      sync.Mutex
 	cancels map[uint64]context.CancelFunc
+}
+
+// begun is a call that has a slot.
+type begun struct {
+	call   *pb.Call
+	ctx    context.Context
+	cancel context.CancelFunc
+}
+
+// work makes a call, and further ones if it may wait for them.
+func (r *running) work(b begun) {
+	for more := true; more; {
+		r.out.put(r.server.answer(b.ctx, b.call))
+		r.finish(b.call.GetId(), b.cancel)
+		select {
+		case r.idle <- struct{}{}:
+		default:
+			return
+		}
+		b, more = <-r.next
+		<-r.idle
+	}
 }
 
 func (r *running) read(stream grpc.BidiStreamingServer[pb.CallsRequest, pb.CallsResponse]) error {
@@ -106,18 +138,19 @@ func (r *running) read(stream grpc.BidiStreamingServer[pb.CallsRequest, pb.Calls
 			case <-r.ctx.Done():
 				return status.FromContextError(r.ctx.Err()).Err()
 			}
-			ctx, cancel := r.begin(call)
-			r.calls.Go(func() {
-				r.out.put(r.server.answer(ctx, call))
-				r.finish(call.GetId(), cancel)
-			})
+			b := r.begin(call)
+			select {
+			case r.next <- b:
+			default:
+				r.calls.Go(func() { r.work(b) })
+			}
 		}
 	}
 }
 
 // begin makes a call's context before the next message is read, which may
 // cancel it.
-func (r *running) begin(call *pb.Call) (context.Context, context.CancelFunc) {
+func (r *running) begin(call *pb.Call) begun {
 	ctx := r.ctx
 	if len(call.GetMetadata()) > 0 {
 		ctx = metadata.NewIncomingContext(ctx, metadata.New(call.GetMetadata()))
@@ -133,7 +166,7 @@ func (r *running) begin(call *pb.Call) (context.Context, context.CancelFunc) {
 	r.mu.Lock()
 	r.cancels[call.GetId()] = cancel
 	r.mu.Unlock()
-	return ctx, cancel
+	return begun{call, ctx, cancel}
 }
 
 func (r *running) cancel(id uint64) {
