@@ -30,7 +30,7 @@ func TestBadTermsOfARequest(t *testing.T) {
 			{func(r *pb.AcquireRequest) { r.LockDelayMs = 60_001 }, "lock_delay_ms: 60001 is out of range; choose 0 to 60000"},
 			{func(r *pb.AcquireRequest) { r.LockDelayMs = -1 }, "lock_delay_ms: -1 is out of range; choose 0 to 60000"},
 			{func(r *pb.AcquireRequest) { r.Wait, r.WaitMs = true, -1 }, "wait_ms: -1 is out of range; choose up to 86400000, or 0 to wait until it is cancelled"},
-			{func(r *pb.AcquireRequest) { r.Wait, r.WaitMs = true, 1 << 40 }, "wait_ms: 1099511627776 is out of range; choose up to 86400000, or 0 to wait until it is cancelled"},
+			{func(r *pb.AcquireRequest) { r.Wait, r.WaitMs = true, 1<<40 }, "wait_ms: 1099511627776 is out of range; choose up to 86400000, or 0 to wait until it is cancelled"},
 			{func(r *pb.AcquireRequest) { r.WaitMs = 5 }, "wait_ms: is given without wait; set wait, or leave wait_ms out"},
 			{func(r *pb.AcquireRequest) { r.Slots = 10_001 }, "slots: 10001 are too many; a semaphore has up to 10000"},
 			{func(r *pb.AcquireRequest) { r.Slots, r.Resource = 2, "shard/7" }, "slots: 2 are asked for of shard/7; only a lock/NAME has slots"},

@@ -21,10 +21,6 @@ func (r *rig) ask(session, resource string, edit func(*pb.AcquireCommand)) *pb.A
 	return r.must(&pb.Command{Kind: &pb.Command_Acquire{Acquire: c}}).GetAcquire()
 }
 
-func (r *rig) close(session string) {
-	r.must(&pb.Command{Kind: &pb.Command_CloseSession{CloseSession: &pb.CloseSessionCommand{SessionId: session}}})
-}
-
 // alive keeps sessions from expiring, at the present instant.
 func (r *rig) alive(on StreamID, sessions ...string) {
 	r.l.StreamOpened(r.now, on)

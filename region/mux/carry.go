@@ -135,11 +135,10 @@ func (x *carrier) run(ctx context.Context, cancel context.CancelCauseFunc, hello
 	}
 	x.heard.Store(int64(time.Since(begin)))
 	helloed.Store(true)
-	written := make(chan error, 1)
+	written := make(chan struct{})
 	go func() { // ended by ctx, which this function's return ends
-		err := x.write(ctx, stream)
-		cancel(err)
-		written <- err
+		defer close(written)
+		cancel(x.write(ctx, stream))
 	}()
 	x.edge.use(ctx, x)
 	err = x.read(stream, begin)

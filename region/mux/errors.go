@@ -49,16 +49,16 @@ func notLeader(name string) error {
 
 // ofShell is how a client is told why the leader's shell ended its stream;
 // over: the term is over, and the client's stream may go on elsewhere.
-func ofShell(err error) (told error, over bool) {
+func ofShell(err error) (over bool, told error) {
 	switch {
 	case errors.Is(err, run.ErrNotLeading):
-		return notLeader(""), true
+		return true, notLeader("")
 	case errors.Is(err, run.ErrSlow):
-		return errSlow, false
+		return false, errSlow
 	case errors.Is(err, run.ErrDetached):
-		return errMoved, false
+		return false, errMoved
 	}
-	return err, false
+	return false, err
 }
 
 // pack and unpack carry the end of a client's stream over the mux.

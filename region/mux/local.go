@@ -125,7 +125,7 @@ type sink struct {
 func (s *sink) Push(m *pb.AttachResponse) bool { return s.client.deliver(s.local, m) }
 
 func (s *sink) End(err error) {
-	told, over := ofShell(err)
+	over, told := ofShell(err)
 	if over {
 		s.client.leave(s.local)
 		return

@@ -76,7 +76,7 @@ func (v *virtual) Push(m *pb.AttachResponse) bool {
 
 // End ends the stream after what is queued; the end of the term ends the mux.
 func (v *virtual) End(err error) {
-	told, over := ofShell(err)
+	over, told := ofShell(err)
 	o := v.outlet
 	o.mu.Lock()
 	defer o.mu.Unlock()
