@@ -96,6 +96,11 @@ func (r *region) acquire(ctx context.Context, p *seat, o acquireOptions, deadlin
 	got, err := r.request(ctx, s, o, deadline)
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if old := s.leases[got.resource]; err == nil && o.slots != 0 && old != nil && old.token < got.token {
+		// The region has handed the slot over within the session, and the answer
+		// to its release is still under way.
+		r.lose(old, 0, "its slot was granted anew")
+	}
 	if err == nil && o.slots != 0 && !s.tryTurn(got.resource) {
 		r.releaseStranger(s, got.resource, got.token)
 		return nil, &BusyError{Resource: got.resource, Holder: "this very session, which acquired the slot by its name"}
@@ -372,8 +377,8 @@ func (r *region) cancel(s *session, id uint64) {
 			return err
 		})
 		if err != nil {
-			// The next keepalive's lowest open request gives the place up, and a
-			// grant that comes is a stranger's.
+			// The lowest open request of the session's next Acquire gives the place
+			// up, and a grant that comes before is a stranger's.
 			r.client.cfg.Logger.Debug("cancel of a request failed", "region", r.name, "request", id, "error", err)
 			return
 		}

@@ -7,7 +7,11 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
+
 	"github.com/headlease/headlease/client"
+	"github.com/headlease/headlease/internal/link"
+	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
 
 func TestValuesAreKeptBesideLeases(t *testing.T) {
@@ -185,6 +189,53 @@ func TestASemaphoreHasSoManyHolders(t *testing.T) {
 			if _, err := c.AcquireSlot(w.Context(), bad.resource, bad.slots); !errors.Is(err, client.ErrInvalid) {
 				t.Errorf("%+v: %v", bad, err)
 			}
+		}
+	})
+}
+
+// lateAnswers are links on which the answers to releases come late.
+type lateAnswers struct {
+	client.Links
+	by time.Duration
+}
+
+func (l lateAnswers) DialGRPC(plane link.Plane, peer link.Peer, extra ...grpc.DialOption) (*grpc.ClientConn, error) {
+	late := grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, o ...grpc.CallOption) error {
+		err := invoke(ctx, method, req, reply, cc, o...)
+		if method == pb.LeaseService_Release_FullMethodName {
+			time.Sleep(l.by) // virtual
+		}
+		return err
+	})
+	return l.Links.DialGRPC(plane, peer, append([]grpc.DialOption{late}, extra...)...)
+}
+
+// TestASlotPassesWithinASession: the region hands a slot over in the commit of
+// its release, and the offer may come before the answer to the release.
+func TestASlotPassesWithinASession(t *testing.T) {
+	inWorld(t, func(w *world) {
+		c := w.client("a", func(cfg *client.Config) { cfg.Links = lateAnswers{cfg.Links, 100 * time.Millisecond} })
+		l, err := c.AcquireSlot(w.Context(), "lock/x", 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := make(chan result)
+		for range 5 {
+			go func() {
+				l, err := c.AcquireSlot(w.Context(), "lock/x", 1, client.Wait())
+				got <- result{l, err}
+			}()
+			time.Sleep(time.Second) // virtual
+			w.release(l)
+			r := <-got
+			if r.err != nil {
+				t.Fatal(r.err)
+			}
+			if r.lease.Token().Seq() != l.Token().Seq()+1 {
+				t.Fatalf("token %s after %s", r.lease.Token(), l.Token())
+			}
+			w.valid(r.lease, ttl/4)
+			l = r.lease
 		}
 	})
 }
