@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -100,7 +101,57 @@ func (c *Cluster) Init(ctx context.Context, progress func(string)) (*pb.ClusterC
 		return nil, err
 	}
 	progress(fmt.Sprintf("cluster %s (%s): configuration %d at all %d voters", conf.GetClusterName(), conf.GetClusterId(), conf.GetVersion(), len(processes)))
+	c.reachability(ctx, progress)
 	return conf, nil
+}
+
+// reachable is how long init waits for the processes to find each other.
+const reachable = 5 * time.Second
+
+// reachability tells who does not reach whom, and on which plane, once the
+// processes have had a moment to find each other.
+func (c *Cluster) reachability(ctx context.Context, progress func(string)) {
+	ctx, cancel := context.WithTimeout(ctx, reachable)
+	defer cancel()
+	var problems []string
+	for {
+		problems = problems[:0]
+		v := c.Look(ctx)
+		heard := func(who, own string, reports []*pb.PeerReport) {
+			for _, r := range reports {
+				if r.GetSilentNs() < 0 && r.GetRegion() != own {
+					problems = append(problems, fmt.Sprintf("%s has not heard of region %s on the gossip plane", who, r.GetRegion()))
+				}
+			}
+		}
+		for _, r := range v.Regions {
+			if r.Err != nil {
+				problems = append(problems, fmt.Sprintf("region %s has no leader that answers: %s", r.Name, firstLine(r.Err)))
+			}
+			for _, p := range r.Status.GetVoterProblems() {
+				problems = append(problems, fmt.Sprintf("region %s has no answer from %s on the votes plane: %s", r.Name, p.GetVoter(), p.GetProblem()))
+			}
+			heard("region "+r.Name, r.Name, r.Status.GetPeers())
+		}
+		for _, w := range v.Witnesses {
+			if w.Err != nil {
+				problems = append(problems, firstLine(w.Err))
+			}
+			heard("witness "+w.Process.Name, "", w.Describe.GetPeers())
+		}
+		if len(problems) == 0 {
+			progress("every region reaches every voter, and is heard by all")
+			return
+		}
+		select {
+		case <-ctx.Done():
+			for _, p := range problems {
+				progress("warning: " + p)
+			}
+			return
+		case <-time.After(retryAfter):
+		}
+	}
 }
 
 // checkData finds servers whose data was made anew, before init gives them
@@ -222,14 +273,16 @@ func (c *Cluster) configuration(described []*pb.DescribeVoterResponse) (*pb.Clus
 	var errs []error
 	for _, v := range voters {
 		if config.VoterIncarnation(have, v.GetId()) != v.GetIncarnation() {
-			errs = append(errs, fmt.Errorf("voter %s (incarnation %x) is not a member of the cluster's configuration %d: its data was made anew, or it joined later; remove the old member and add the new one",
+			errs = append(errs, fmt.Errorf("voter %s (incarnation %x) is not a member of the cluster's configuration %d: its data was made anew, or it joined later; add it, or replace the old member, with `headlease witness` or `headlease region`",
 				v.GetId(), v.GetIncarnation(), have.GetVersion()))
 		}
 	}
 	want := config.FromFile(c.file, have.GetClusterId())
-	want.Voters, want.Version = have.GetVoters(), have.GetVersion()
+	want.Voters, want.Version, want.PreviousVoters = have.GetVoters(), have.GetVersion(), have.GetPreviousVoters()
+	want.Exceptions, want.RetiredPartitions = have.GetExceptions(), have.GetRetiredPartitions()
 	if !proto.Equal(want, have) {
-		errs = append(errs, errors.New("the cluster was made with other partitions, shards or d than the cluster file says; init changes nothing that exists, so correct the file"))
+		errs = append(errs, fmt.Errorf("the cluster has other settings than the cluster file (%s); init changes nothing that exists: correct the file, or apply it with `headlease config apply`",
+			strings.Join(config.Diff(have, want), "; ")))
 	}
 	return have, errors.Join(errs...)
 }

@@ -57,6 +57,8 @@ type summary struct {
 	Processes  []processSummary   `json:"processes"`
 	Peers      []peerSummary      `json:"peers"`
 	RoundTrips []tripSummary      `json:"round_trips"`
+	// Voters that a region's leader has no answer from, or does not count.
+	Voters []voterProblem `json:"voter_problems,omitempty"`
 }
 
 type partitionSummary struct {
@@ -99,6 +101,13 @@ type peerSummary struct {
 	SilentMS int64   `json:"silent_ms"`
 }
 
+type voterProblem struct {
+	Region    string `json:"region"`
+	Voter     string `json:"voter"`
+	Problem   string `json:"problem"`
+	Uncounted bool   `json:"uncounted"`
+}
+
 type tripSummary struct {
 	From string  `json:"from"`
 	To   string  `json:"to"`
@@ -135,6 +144,9 @@ func summarise(c *cluster.Cluster, v cluster.View) summary {
 		s.Regions = append(s.Regions, regionSummary{
 			r.Name, r.Status.GetLeader(), r.Status.GetFeatureLevel(), r.Status.GetSessions(), r.Status.GetLeases(), r.Status.GetWaiters(),
 		})
+		for _, p := range r.Status.GetVoterProblems() {
+			s.Voters = append(s.Voters, voterProblem{r.Name, p.GetVoter(), p.GetProblem(), p.GetUncounted()})
+		}
 		if r.Err == nil {
 			s.ClusterID = r.Status.GetConfiguration().GetClusterId()
 			peers(r.Name, r.Status.GetPeers(), r.Status.GetRoundTrips())
@@ -220,6 +232,16 @@ func (s summary) print(out io.Writer) error {
 			region = "-"
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%d\t%s\n", p.Name, p.Role, region, p.State, p.Term, p.Applied, p.Version)
+	}
+	if len(s.Voters) > 0 {
+		fmt.Fprintf(w, "\nREGION\tVOTER\tPROBLEM\n")
+	}
+	for _, p := range s.Voters {
+		what := "does not answer: "
+		if p.Uncounted {
+			what = "is not counted: "
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\n", p.Region, p.Voter, what+p.Problem)
 	}
 	fmt.Fprintf(w, "\nOBSERVER\tREGION\tVERDICT\tPHI\tSILENT\n")
 	for _, p := range s.Peers {

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/headlease/headlease/global/campaign"
+	campaignrun "github.com/headlease/headlease/global/campaign/run"
 	"github.com/headlease/headlease/internal/clock"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 	"github.com/headlease/headlease/region/replica"
@@ -20,6 +21,7 @@ import (
 // Campaign is what the campaign's shell shows.
 type Campaign interface {
 	Explain() []campaign.Status
+	Problems() []campaignrun.Problem
 }
 
 // Cluster is the ClusterService of a server.
@@ -98,8 +100,13 @@ func (s *Cluster) Status(context.Context, *pb.StatusRequest) (*pb.StatusResponse
 	view := s.Replica.View()
 	leader, term, _ := s.Replica.Leader()
 	n := view.Counts()
+	var problems []*pb.VoterProblem
+	for _, p := range s.Campaign.Problems() {
+		problems = append(problems, &pb.VoterProblem{Voter: p.Voter, Problem: p.Text, Uncounted: p.Uncounted})
+	}
 	return &pb.StatusResponse{
-		Region: s.Region, Server: s.Server, Leader: leader, Term: term, AppliedIndex: view.AppliedIndex(),
+		VoterProblems: problems,
+		Region:        s.Region, Server: s.Server, Leader: leader, Term: term, AppliedIndex: view.AppliedIndex(),
 		Incarnation: uint64(view.Incarnation()), Configuration: view.Configuration(), Partitions: s.partitions(view),
 		Peers: s.Detector.Reports(), RoundTrips: s.Detector.RoundTrips(),
 		Sessions: uint64(n.Sessions), Leases: uint64(n.Leases), Waiters: uint64(n.Waiters), Version: s.Version,

@@ -104,13 +104,18 @@ func TestF5AVoterThatDoesNotCountIsReported(t *testing.T) {
 		w1 := r.witnesses["witness/w1"]
 		w1.set(func() { w1.incarnation++ })
 		wait(time.Second)
-		if text := r.shell.Explain()[0].Text; !strings.Contains(text, "not counted: witness/w1 (its data was made anew") {
-			t.Errorf("status: %q", text)
+		if ps := r.shell.Problems(); len(ps) != 1 || ps[0].Voter != "witness/w1" || !ps[0].Uncounted || !strings.Contains(ps[0].Text, "its data was made anew") {
+			t.Errorf("%+v", ps)
 		}
 		w1.set(func() { w1.incarnation-- })
 		wait(time.Second)
-		if text := r.shell.Explain()[0].Text; strings.Contains(text, "not counted") {
-			t.Errorf("status: %q", text)
+		if ps := r.shell.Problems(); len(ps) != 0 {
+			t.Errorf("%+v", ps)
+		}
+		w1.set(func() { w1.script = lose })
+		wait(2 * time.Second)
+		if ps := r.shell.Problems(); len(ps) != 1 || ps[0].Voter != "witness/w1" || ps[0].Uncounted || ps[0].Text != errLost.Error() {
+			t.Errorf("%+v", ps)
 		}
 	})
 }

@@ -94,6 +94,7 @@ func start(t *testing.T) *rig {
 		synctest.Wait()
 	})
 	r.must(&pb.Command{Kind: &pb.Command_InitRegion{InitRegion: &pb.InitRegionCommand{Region: "eu", Incarnation: own}}})
+	r.must(&pb.Command{Kind: &pb.Command_RaiseLevel{RaiseLevel: &pb.RaiseLevelCommand{Level: state.MaxLevel}}})
 	r.must(&pb.Command{Kind: &pb.Command_Configure{Configure: &pb.ConfigureCommand{Configuration: conf}}})
 	r.each(func(w *witness) { w.conf = conf })
 	return r

@@ -5,7 +5,6 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -110,8 +109,8 @@ type Shell struct {
 	stale    bool
 	lives    map[string]life // as seen last
 	recorded map[string]life // as committed, or on their way to be; writes 0
-	// distrusted are voters whose votes are not counted, and why.
-	distrusted map[string]string
+	// problems are voters that do not answer, or are not counted, and why.
+	problems map[string]Problem
 	// learning is the version of a newer configuration that is being stored.
 	learning  uint64
 	uncounted *prometheus.CounterVec
@@ -127,7 +126,7 @@ func New(cfg Config) *Shell {
 	}
 	base, stop := context.WithCancel(context.Background())
 	return &Shell{
-		cfg: cfg, base: base, stop: stop, wake: make(chan struct{}, 1), distrusted: map[string]string{},
+		cfg: cfg, base: base, stop: stop, wake: make(chan struct{}, 1), problems: map[string]Problem{},
 		uncounted: promauto.With(cfg.Registerer).NewCounterVec(prometheus.CounterOpts{
 			Name: telemetry.VotesNotCounted, Help: "Votes of others that were not counted: the voter's data was made anew, copied or rolled back.",
 		}, []string{telemetry.LabelVoter}),
@@ -168,6 +167,7 @@ func (s *Shell) build(view state.View) {
 	s.leader = leader
 	s.asking, s.dismiss = context.WithCancel(s.ctx)
 	s.verdicts = map[string]register.Verdict{}
+	s.problems = map[string]Problem{}
 	s.stale = false
 	_, s.recorded = livesOf(view)
 	s.kick()
@@ -219,9 +219,9 @@ func (s *Shell) reconfigure(conf *pb.ClusterConfiguration) {
 	}
 	s.cfg.Logger.Info("going on under a newer configuration", "version", conf.GetVersion(), "before", s.config.GetVersion())
 	s.config = conf
-	for id := range s.distrusted {
+	for id := range s.problems {
 		if config.VoterIncarnation(conf, id) == 0 {
-			delete(s.distrusted, id)
+			delete(s.problems, id)
 		}
 	}
 	s.perform(effects)
@@ -308,11 +308,27 @@ func (s *Shell) Explain() []campaign.Status {
 	if s.leader == nil {
 		return nil
 	}
-	out := s.leader.Explain(s.cfg.Clock.Now())
-	for _, id := range slices.Sorted(maps.Keys(s.distrusted)) {
-		for i := range out {
-			out[i].Text = strings.TrimPrefix(out[i].Text+"; not counted: "+id+" ("+s.distrusted[id]+")", "; ")
-		}
+	return s.leader.Explain(s.cfg.Clock.Now())
+}
+
+// Problem is what is wrong with a voter as this region's leader sees it.
+type Problem struct {
+	Voter, Text string
+	// Uncounted: it answers, and its votes do not count [F5].
+	Uncounted bool
+}
+
+// Problems are the voters that do not answer or are not counted, by id; none
+// while this server does not lead.
+func (s *Shell) Problems() []Problem {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var out []Problem
+	if s.leader == nil {
+		return nil
+	}
+	for _, id := range slices.Sorted(maps.Keys(s.problems)) {
+		out = append(out, s.problems[id])
 	}
 	return out
 }

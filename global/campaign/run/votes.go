@@ -2,9 +2,11 @@ package run
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/headlease/headlease/global/campaign"
@@ -65,7 +67,7 @@ func (s *Shell) send(voter campaign.Voter, round uint64, ask func(context.Contex
 	var remote RemoteVoter
 	if !own {
 		if remote = s.cfg.Remote.Voter(voter.ID); remote == nil {
-			s.distrust(voter.ID, "it is not in this server's cluster file")
+			s.report(Problem{voter.ID, "it is not in this server's cluster file", false})
 			return
 		}
 		target = remote
@@ -84,7 +86,7 @@ func (s *Shell) send(voter campaign.Voter, round uint64, ask func(context.Contex
 			if taught {
 				continue
 			}
-			s.cfg.Logger.Debug("vote unanswered", "voter", voter.ID, "round", round, "error", err)
+			s.unanswered(leader, voter.ID, err)
 			select {
 			case <-ctx.Done():
 				return
@@ -207,7 +209,7 @@ func (s *Shell) lived(voter campaign.Voter, seen life, st *pb.VoterState) bool {
 		s.notCounted(voter.ID, "its line of lives broke: its data was copied or rolled back")
 		return false
 	}
-	delete(s.distrusted, voter.ID)
+	delete(s.problems, voter.ID)
 	switch old := s.lives[voter.ID]; {
 	case old.incarnation != now.incarnation || old == seen || now.life == old.life && now.writes > old.writes:
 		s.lives[voter.ID] = now
@@ -221,17 +223,28 @@ func (s *Shell) lived(voter campaign.Voter, seen life, st *pb.VoterState) bool {
 // notCounted reports a vote that does not count. s.mu is held.
 func (s *Shell) notCounted(voter, why string) {
 	s.uncounted.WithLabelValues(voter).Inc()
-	s.distrust(voter, why)
+	s.report(Problem{voter, why, true})
 }
 
-// distrust keeps for the status why a voter does not count, and logs it once.
-// s.mu is held.
-func (s *Shell) distrust(voter, why string) {
-	if s.distrusted[voter] == why {
-		return
+// report keeps a problem for the status and logs it once. s.mu is held.
+func (s *Shell) report(p Problem) {
+	old := s.problems[p.Voter]
+	s.problems[p.Voter] = p
+	switch {
+	case p.Uncounted && old != p:
+		s.cfg.Logger.Error("a voter's votes are not counted; replace it", "voter", p.Voter, "why", p.Text)
+	case old.Voter == "":
+		s.cfg.Logger.Warn("a voter does not answer", "voter", p.Voter, "why", p.Text)
 	}
-	s.distrusted[voter] = why
-	s.cfg.Logger.Error("a voter's votes are not counted; replace it, or correct the cluster file", "voter", voter, "why", why)
+}
+
+// unanswered reports that a voter did not answer in time, or refused.
+func (s *Shell) unanswered(leader *campaign.Leader, voter string, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.leader == leader && !errors.Is(err, context.Canceled) && status.Code(err) != codes.Canceled {
+		s.report(Problem{voter, status.Convert(err).Message(), false})
+	}
 }
 
 // record commits a voter's life if it is another than the committed one. s.mu

@@ -401,7 +401,9 @@ type StatusResponse struct {
 	Waiters       uint64                 `protobuf:"varint,13,opt,name=waiters,proto3" json:"waiters,omitempty"`
 	Version       string                 `protobuf:"bytes,14,opt,name=version,proto3" json:"version,omitempty"`
 	// Committed feature level of the region.
-	FeatureLevel  uint32 `protobuf:"varint,15,opt,name=feature_level,json=featureLevel,proto3" json:"feature_level,omitempty"`
+	FeatureLevel uint32 `protobuf:"varint,15,opt,name=feature_level,json=featureLevel,proto3" json:"feature_level,omitempty"`
+	// Voters that do not answer this region's leader, or are not counted by it.
+	VoterProblems []*VoterProblem `protobuf:"bytes,30,rep,name=voter_problems,json=voterProblems,proto3" json:"voter_problems,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -541,6 +543,75 @@ func (x *StatusResponse) GetFeatureLevel() uint32 {
 	return 0
 }
 
+func (x *StatusResponse) GetVoterProblems() []*VoterProblem {
+	if x != nil {
+		return x.VoterProblems
+	}
+	return nil
+}
+
+type VoterProblem struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Voter   string                 `protobuf:"bytes,1,opt,name=voter,proto3" json:"voter,omitempty"`
+	Problem string                 `protobuf:"bytes,2,opt,name=problem,proto3" json:"problem,omitempty"`
+	// It answers, and its votes are not counted: its data was made anew, copied
+	// or rolled back.
+	Uncounted     bool `protobuf:"varint,3,opt,name=uncounted,proto3" json:"uncounted,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VoterProblem) Reset() {
+	*x = VoterProblem{}
+	mi := &file_headlease_v1_cluster_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VoterProblem) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VoterProblem) ProtoMessage() {}
+
+func (x *VoterProblem) ProtoReflect() protoreflect.Message {
+	mi := &file_headlease_v1_cluster_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VoterProblem.ProtoReflect.Descriptor instead.
+func (*VoterProblem) Descriptor() ([]byte, []int) {
+	return file_headlease_v1_cluster_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *VoterProblem) GetVoter() string {
+	if x != nil {
+		return x.Voter
+	}
+	return ""
+}
+
+func (x *VoterProblem) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
+}
+
+func (x *VoterProblem) GetUncounted() bool {
+	if x != nil {
+		return x.Uncounted
+	}
+	return false
+}
+
 type PartitionStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -562,7 +633,7 @@ type PartitionStatus struct {
 
 func (x *PartitionStatus) Reset() {
 	*x = PartitionStatus{}
-	mi := &file_headlease_v1_cluster_proto_msgTypes[7]
+	mi := &file_headlease_v1_cluster_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -574,7 +645,7 @@ func (x *PartitionStatus) String() string {
 func (*PartitionStatus) ProtoMessage() {}
 
 func (x *PartitionStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_cluster_proto_msgTypes[7]
+	mi := &file_headlease_v1_cluster_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -587,7 +658,7 @@ func (x *PartitionStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PartitionStatus.ProtoReflect.Descriptor instead.
 func (*PartitionStatus) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_cluster_proto_rawDescGZIP(), []int{7}
+	return file_headlease_v1_cluster_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *PartitionStatus) GetName() string {
@@ -661,7 +732,7 @@ type ListPartitionsRequest struct {
 
 func (x *ListPartitionsRequest) Reset() {
 	*x = ListPartitionsRequest{}
-	mi := &file_headlease_v1_cluster_proto_msgTypes[8]
+	mi := &file_headlease_v1_cluster_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -673,7 +744,7 @@ func (x *ListPartitionsRequest) String() string {
 func (*ListPartitionsRequest) ProtoMessage() {}
 
 func (x *ListPartitionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_cluster_proto_msgTypes[8]
+	mi := &file_headlease_v1_cluster_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -686,7 +757,7 @@ func (x *ListPartitionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPartitionsRequest.ProtoReflect.Descriptor instead.
 func (*ListPartitionsRequest) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_cluster_proto_rawDescGZIP(), []int{8}
+	return file_headlease_v1_cluster_proto_rawDescGZIP(), []int{9}
 }
 
 type ListPartitionsResponse struct {
@@ -698,7 +769,7 @@ type ListPartitionsResponse struct {
 
 func (x *ListPartitionsResponse) Reset() {
 	*x = ListPartitionsResponse{}
-	mi := &file_headlease_v1_cluster_proto_msgTypes[9]
+	mi := &file_headlease_v1_cluster_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -710,7 +781,7 @@ func (x *ListPartitionsResponse) String() string {
 func (*ListPartitionsResponse) ProtoMessage() {}
 
 func (x *ListPartitionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_cluster_proto_msgTypes[9]
+	mi := &file_headlease_v1_cluster_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -723,7 +794,7 @@ func (x *ListPartitionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPartitionsResponse.ProtoReflect.Descriptor instead.
 func (*ListPartitionsResponse) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_cluster_proto_rawDescGZIP(), []int{9}
+	return file_headlease_v1_cluster_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ListPartitionsResponse) GetPartitions() []*PartitionStatus {
@@ -763,7 +834,7 @@ const file_headlease_v1_cluster_proto_rawDesc = "" +
 	"\x12InitRegionResponse\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\x06R\vincarnation\x12\x18\n" +
 	"\aalready\x18\x02 \x01(\bR\aalready\"\x0f\n" +
-	"\rStatusRequest\"\xb3\x04\n" +
+	"\rStatusRequest\"\xf6\x04\n" +
 	"\x0eStatusResponse\x12\x16\n" +
 	"\x06region\x18\x01 \x01(\tR\x06region\x12\x16\n" +
 	"\x06server\x18\x02 \x01(\tR\x06server\x12\x16\n" +
@@ -783,7 +854,12 @@ const file_headlease_v1_cluster_proto_rawDesc = "" +
 	"\x06leases\x18\f \x01(\x04R\x06leases\x12\x18\n" +
 	"\awaiters\x18\r \x01(\x04R\awaiters\x12\x18\n" +
 	"\aversion\x18\x0e \x01(\tR\aversion\x12#\n" +
-	"\rfeature_level\x18\x0f \x01(\rR\ffeatureLevel\"\xb4\x02\n" +
+	"\rfeature_level\x18\x0f \x01(\rR\ffeatureLevel\x12A\n" +
+	"\x0evoter_problems\x18\x1e \x03(\v2\x1a.headlease.v1.VoterProblemR\rvoterProblems\"\\\n" +
+	"\fVoterProblem\x12\x14\n" +
+	"\x05voter\x18\x01 \x01(\tR\x05voter\x12\x18\n" +
+	"\aproblem\x18\x02 \x01(\tR\aproblem\x12\x1c\n" +
+	"\tuncounted\x18\x03 \x01(\bR\tuncounted\"\xb4\x02\n" +
 	"\x0fPartitionStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x122\n" +
 	"\x05phase\x18\x02 \x01(\x0e2\x1c.headlease.v1.PartitionPhaseR\x05phase\x122\n" +
@@ -818,7 +894,7 @@ func file_headlease_v1_cluster_proto_rawDescGZIP() []byte {
 	return file_headlease_v1_cluster_proto_rawDescData
 }
 
-var file_headlease_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_headlease_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_headlease_v1_cluster_proto_goTypes = []any{
 	(*DescribeServerRequest)(nil),  // 0: headlease.v1.DescribeServerRequest
 	(*DescribeServerResponse)(nil), // 1: headlease.v1.DescribeServerResponse
@@ -827,40 +903,42 @@ var file_headlease_v1_cluster_proto_goTypes = []any{
 	(*InitRegionResponse)(nil),     // 4: headlease.v1.InitRegionResponse
 	(*StatusRequest)(nil),          // 5: headlease.v1.StatusRequest
 	(*StatusResponse)(nil),         // 6: headlease.v1.StatusResponse
-	(*PartitionStatus)(nil),        // 7: headlease.v1.PartitionStatus
-	(*ListPartitionsRequest)(nil),  // 8: headlease.v1.ListPartitionsRequest
-	(*ListPartitionsResponse)(nil), // 9: headlease.v1.ListPartitionsResponse
-	(*ClusterConfiguration)(nil),   // 10: headlease.v1.ClusterConfiguration
-	(*PeerReport)(nil),             // 11: headlease.v1.PeerReport
-	(*RoundTrip)(nil),              // 12: headlease.v1.RoundTrip
-	(PartitionPhase)(0),            // 13: headlease.v1.PartitionPhase
-	(*Register)(nil),               // 14: headlease.v1.Register
-	(*ShardRange)(nil),             // 15: headlease.v1.ShardRange
+	(*VoterProblem)(nil),           // 7: headlease.v1.VoterProblem
+	(*PartitionStatus)(nil),        // 8: headlease.v1.PartitionStatus
+	(*ListPartitionsRequest)(nil),  // 9: headlease.v1.ListPartitionsRequest
+	(*ListPartitionsResponse)(nil), // 10: headlease.v1.ListPartitionsResponse
+	(*ClusterConfiguration)(nil),   // 11: headlease.v1.ClusterConfiguration
+	(*PeerReport)(nil),             // 12: headlease.v1.PeerReport
+	(*RoundTrip)(nil),              // 13: headlease.v1.RoundTrip
+	(PartitionPhase)(0),            // 14: headlease.v1.PartitionPhase
+	(*Register)(nil),               // 15: headlease.v1.Register
+	(*ShardRange)(nil),             // 16: headlease.v1.ShardRange
 }
 var file_headlease_v1_cluster_proto_depIdxs = []int32{
-	10, // 0: headlease.v1.DescribeServerResponse.configuration:type_name -> headlease.v1.ClusterConfiguration
+	11, // 0: headlease.v1.DescribeServerResponse.configuration:type_name -> headlease.v1.ClusterConfiguration
 	2,  // 1: headlease.v1.InitRegionRequest.servers:type_name -> headlease.v1.RaftServer
-	10, // 2: headlease.v1.StatusResponse.configuration:type_name -> headlease.v1.ClusterConfiguration
-	7,  // 3: headlease.v1.StatusResponse.partitions:type_name -> headlease.v1.PartitionStatus
-	11, // 4: headlease.v1.StatusResponse.peers:type_name -> headlease.v1.PeerReport
-	12, // 5: headlease.v1.StatusResponse.round_trips:type_name -> headlease.v1.RoundTrip
-	13, // 6: headlease.v1.PartitionStatus.phase:type_name -> headlease.v1.PartitionPhase
-	14, // 7: headlease.v1.PartitionStatus.register:type_name -> headlease.v1.Register
-	15, // 8: headlease.v1.PartitionStatus.shards:type_name -> headlease.v1.ShardRange
-	7,  // 9: headlease.v1.ListPartitionsResponse.partitions:type_name -> headlease.v1.PartitionStatus
-	0,  // 10: headlease.v1.ClusterService.DescribeServer:input_type -> headlease.v1.DescribeServerRequest
-	3,  // 11: headlease.v1.ClusterService.InitRegion:input_type -> headlease.v1.InitRegionRequest
-	5,  // 12: headlease.v1.ClusterService.Status:input_type -> headlease.v1.StatusRequest
-	8,  // 13: headlease.v1.ClusterService.ListPartitions:input_type -> headlease.v1.ListPartitionsRequest
-	1,  // 14: headlease.v1.ClusterService.DescribeServer:output_type -> headlease.v1.DescribeServerResponse
-	4,  // 15: headlease.v1.ClusterService.InitRegion:output_type -> headlease.v1.InitRegionResponse
-	6,  // 16: headlease.v1.ClusterService.Status:output_type -> headlease.v1.StatusResponse
-	9,  // 17: headlease.v1.ClusterService.ListPartitions:output_type -> headlease.v1.ListPartitionsResponse
-	14, // [14:18] is the sub-list for method output_type
-	10, // [10:14] is the sub-list for method input_type
-	10, // [10:10] is the sub-list for extension type_name
-	10, // [10:10] is the sub-list for extension extendee
-	0,  // [0:10] is the sub-list for field type_name
+	11, // 2: headlease.v1.StatusResponse.configuration:type_name -> headlease.v1.ClusterConfiguration
+	8,  // 3: headlease.v1.StatusResponse.partitions:type_name -> headlease.v1.PartitionStatus
+	12, // 4: headlease.v1.StatusResponse.peers:type_name -> headlease.v1.PeerReport
+	13, // 5: headlease.v1.StatusResponse.round_trips:type_name -> headlease.v1.RoundTrip
+	7,  // 6: headlease.v1.StatusResponse.voter_problems:type_name -> headlease.v1.VoterProblem
+	14, // 7: headlease.v1.PartitionStatus.phase:type_name -> headlease.v1.PartitionPhase
+	15, // 8: headlease.v1.PartitionStatus.register:type_name -> headlease.v1.Register
+	16, // 9: headlease.v1.PartitionStatus.shards:type_name -> headlease.v1.ShardRange
+	8,  // 10: headlease.v1.ListPartitionsResponse.partitions:type_name -> headlease.v1.PartitionStatus
+	0,  // 11: headlease.v1.ClusterService.DescribeServer:input_type -> headlease.v1.DescribeServerRequest
+	3,  // 12: headlease.v1.ClusterService.InitRegion:input_type -> headlease.v1.InitRegionRequest
+	5,  // 13: headlease.v1.ClusterService.Status:input_type -> headlease.v1.StatusRequest
+	9,  // 14: headlease.v1.ClusterService.ListPartitions:input_type -> headlease.v1.ListPartitionsRequest
+	1,  // 15: headlease.v1.ClusterService.DescribeServer:output_type -> headlease.v1.DescribeServerResponse
+	4,  // 16: headlease.v1.ClusterService.InitRegion:output_type -> headlease.v1.InitRegionResponse
+	6,  // 17: headlease.v1.ClusterService.Status:output_type -> headlease.v1.StatusResponse
+	10, // 18: headlease.v1.ClusterService.ListPartitions:output_type -> headlease.v1.ListPartitionsResponse
+	15, // [15:19] is the sub-list for method output_type
+	11, // [11:15] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_headlease_v1_cluster_proto_init() }
@@ -875,7 +953,7 @@ func file_headlease_v1_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_headlease_v1_cluster_proto_rawDesc), len(file_headlease_v1_cluster_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   10,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
