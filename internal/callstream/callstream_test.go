@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"strings"
 	"sync"
@@ -257,7 +258,7 @@ func TestAnswersThatNobodyReadsAreBounded(t *testing.T) {
 	answered := make(chan struct{}, 1<<16)
 	r := start(t, &leases{release: func(context.Context, *pb.ReleaseRequest) (*pb.ReleaseResponse, error) {
 		answered <- struct{}{}
-		return nil, status.Error(codes.NotFound, strings.Repeat("x", 4<<10))
+		return nil, status.Error(codes.NotFound, strings.Repeat("x", 1<<10))
 	}}, true, nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -265,7 +266,7 @@ func TestAnswersThatNobodyReadsAreBounded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const calls = 20_000
+	const calls = 6_000
 	sent := make(chan struct{})
 	go func() { // ended by ctx, when the server does not read on
 		defer close(sent)
@@ -299,6 +300,49 @@ func TestAnswersThatNobodyReadsAreBounded(t *testing.T) {
 		got += len(answers.GetCalls())
 	}
 	<-sent
+}
+
+// A connection has a few streams of calls, whatever gRPC lets it open.
+func TestStreamsOfAConnectionAreBounded(t *testing.T) {
+	r := start(t, &leases{release: echo}, true, nil)
+	call := &pb.CallsRequest{Calls: []*pb.Call{{Id: 1, Method: pb.LeaseService_CancelAcquire_FullMethodName}}}
+	open := func() (grpc.BidiStreamingClient[pb.CallsRequest, pb.CallsResponse], error) {
+		stream, err := pb.NewCallServiceClient(r.conn).Calls(t.Context())
+		if err != nil {
+			return nil, err
+		}
+		if err := stream.Send(call); err != nil && !errors.Is(err, io.EOF) {
+			return nil, err
+		}
+		_, err = stream.Recv()
+		return stream, err
+	}
+	var streams []grpc.BidiStreamingClient[pb.CallsRequest, pb.CallsResponse]
+	for {
+		stream, err := open()
+		if status.Code(err) == codes.ResourceExhausted {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if streams = append(streams, stream); len(streams) > 100 {
+			t.Fatal("there is no bound")
+		}
+	}
+	if len(streams) < 2 {
+		t.Fatalf("%d streams; a client that reconnects needs 2", len(streams))
+	}
+	// The place of one that has ended is free.
+	if err := streams[0].CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := streams[0].Recv(); !errors.Is(err, io.EOF) {
+		t.Fatal(err)
+	}
+	if _, err := open(); err != nil {
+		t.Errorf("after one has ended: %v", err)
+	}
 }
 
 func BenchmarkCall(b *testing.B) {

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
@@ -25,6 +26,11 @@ const (
 	maxIdle = 2
 )
 
+// maxStreams of one connection, or it could have maxRunning calls under way on
+// each of all the streams that gRPC lets it open. A client needs one, and for a
+// moment a second when the first has broken.
+const maxStreams = 4
+
 // Server answers the calls of streams with the handlers of services. Register
 // these with it as with a grpc.Server, before it serves.
 type Server struct {
@@ -34,6 +40,10 @@ type Server struct {
 	Interceptors []grpc.UnaryServerInterceptor
 
 	methods map[string]method
+
+	mu sync.Mutex
+	// streams of a connection, by its remote address.
+	streams map[string]int
 }
 
 var (
@@ -56,8 +66,37 @@ func (s *Server) RegisterService(desc *grpc.ServiceDesc, impl any) {
 	}
 }
 
+// enter counts a connection's stream, until leave; false: it has too many.
+func (s *Server) enter(ctx context.Context) (leave func(), ok bool) {
+	connection := ""
+	if p, ok := peer.FromContext(ctx); ok && p.Addr != nil {
+		connection = p.Addr.String()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.streams[connection] >= maxStreams {
+		return nil, false
+	}
+	if s.streams == nil {
+		s.streams = map[string]int{}
+	}
+	s.streams[connection]++
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.streams[connection]--; s.streams[connection] == 0 {
+			delete(s.streams, connection)
+		}
+	}, true
+}
+
 // Calls is CallService.
 func (s *Server) Calls(stream grpc.BidiStreamingServer[pb.CallsRequest, pb.CallsResponse]) error {
+	leave, ok := s.enter(stream.Context())
+	if !ok {
+		return status.Errorf(codes.ResourceExhausted, "this connection has %d streams of calls; make the calls on one of them", maxStreams)
+	}
+	defer leave()
 	ctx, cancel := context.WithCancel(stream.Context())
 	r := &running{server: s, ctx: ctx, out: outbox[*pb.CallResult]{patient: true}, slots: make(chan struct{}, maxRunning), next: make(chan begun), idle: make(chan struct{}, maxIdle), cancels: map[uint64]context.CancelFunc{}}
 	r.out.send = func(calls []*pb.CallResult) error {
