@@ -69,6 +69,9 @@ func (s *Session) acquire(ctx context.Context, o acquireOptions) (lease *Lease, 
 		lease, err = r.acquire(ctx, s.seats[r.name], o, deadline)
 		return err
 	})
+	if errors.Is(err, ErrWaitEnded) {
+		err = waitEnded(o) // all of it, whichever regions it was spent in
+	}
 	return lease, err
 }
 

@@ -18,7 +18,7 @@ import (
 type byName struct{}
 
 func (byName) DialGRPC(_ link.Plane, peer link.Peer, _ ...grpc.DialOption) (*grpc.ClientConn, error) {
-	return grpc.NewClient("passthrough:///"+peer.Name, grpc.WithTransportCredentials(insecure.NewCredentials())) //nolint:forbidigo // connects to nobody
+	return grpc.NewClient("passthrough:///"+peer.Name, grpc.WithTransportCredentials(insecure.NewCredentials()))
 }
 
 // TestF3AServerWithoutDataIsPassedOver: one that is wiped, or waits to be added,

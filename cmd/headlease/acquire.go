@@ -21,8 +21,8 @@ func newAcquireCmd(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "acquire RESOURCE",
 		Short: "Acquire a lease, and print its fencing token",
-		Long: `Acquire takes a lease on a resource, shard/N or lock/NAME, and prints its fencing
-token and the path of a handle file, with which 'headlease release' ends it. The
+		Long: `Acquire takes a lease on a resource, shard/N or lock/NAME, or with --slots on any
+free slot lock/NAME#I of a semaphore, and prints the resource, its fencing token and the path of a handle file, with which 'headlease release' ends it. The
 file has a secret: only its owner can read it.
 
 Without --hold nothing keeps the lease: it ends with its session, one TTL later,
@@ -32,6 +32,7 @@ with 1 when the lease is lost, and releases it when interrupted.
 To keep a lease while a command runs, use 'headlease run'.`,
 		Example: `  headlease acquire lock/nightly-report --ttl 1m
   headlease acquire shard/68 --wait --hold
+  headlease acquire lock/build --slots 4 --wait=30s --value "$HOSTNAME"
   headlease acquire lock/deploy --json | jq .token`,
 		Args: usage(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -78,7 +79,7 @@ func runAcquire(cmd *cobra.Command, a *app, o acquireOptions, c *client.Client, 
 	}
 	// A lease that nobody was told of is given back, by the client's close.
 	if o.handle == "" {
-		o.handle = fmt.Sprintf("%s.%s.json", strings.NewReplacer("/", "-", ":", "-", "#", "-").Replace(resource), l.Token())
+		o.handle = fmt.Sprintf("%s.%s.json", strings.NewReplacer("/", "-", ":", "-", "#", "-").Replace(l.Resource()), l.Token())
 	}
 	file, err := os.OpenFile(o.handle, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -90,7 +91,7 @@ func runAcquire(cmd *cobra.Command, a *app, o acquireOptions, c *client.Client, 
 			err = errors.Join(err, os.Remove(o.handle))
 		}
 	}()
-	out := acquired{Resource: resource, Token: l.Token(), Region: l.Region(), Session: l.Session(), Handle: o.handle}
+	out := acquired{Resource: l.Resource(), Token: l.Token(), Region: l.Region(), Session: l.Session(), Handle: o.handle}
 	if !o.hold {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(cmd.Context()), partingTimeout)
 		defer cancel()

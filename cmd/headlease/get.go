@@ -3,6 +3,8 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"time"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -61,10 +63,31 @@ type leaseSummary struct {
 	Region    string      `json:"region,omitempty"`
 	Waiters   uint32      `json:"waiters"`
 	Revoked   bool        `json:"revoked,omitempty"`
+	jsonValue
+	LockDelay string `json:"lock_delay,omitempty"`
+	Revision  uint64 `json:"revision,omitempty"`
+}
+
+// jsonValue is a value in JSON: as text if it is, otherwise in base64.
+type jsonValue struct {
+	Value string `json:"value,omitempty"`
+	Bytes []byte `json:"value_base64,omitempty"`
+}
+
+func valueOf(b []byte) jsonValue {
+	if utf8.Valid(b) {
+		return jsonValue{Value: string(b)}
+	}
+	return jsonValue{Bytes: b}
 }
 
 func summariseLease(resource string, l *pb.LeaseInfo) leaseSummary {
+	lockDelay := ""
+	if ms := l.GetLockDelayMs(); ms != 0 {
+		lockDelay = (time.Duration(ms) * time.Millisecond).String()
+	}
 	return leaseSummary{
+		jsonValue: valueOf(l.GetValue()), LockDelay: lockDelay, Revision: l.GetRevision(),
 		Resource: resource, Held: l != nil, Token: fence.Token(l.GetToken()), Holder: l.GetHolder(), Session: l.GetSessionId(),
 		Partition: l.GetPartition(), Region: l.GetRegion(), Waiters: l.GetWaiters(), Revoked: l.GetRevoked(),
 	}
@@ -77,10 +100,13 @@ func printLease(a *app, resource string, l *pb.LeaseInfo, asJSON bool) error {
 	if l == nil {
 		return a.printf("%s is held by nobody\n", resource)
 	}
-	revoked := ""
+	more := ""
+	if len(l.GetValue()) > 0 {
+		more += fmt.Sprintf("\nvalue %q", l.GetValue())
+	}
 	if l.GetRevoked() {
-		revoked = "\nrevoked yes"
+		more += "\nrevoked yes"
 	}
 	return a.printf("holder %s\ntoken %s\nsession %s\nregion %s\npartition %s\nwaiters %d%s\n",
-		l.GetHolder(), fence.Token(l.GetToken()), l.GetSessionId(), l.GetRegion(), l.GetPartition(), l.GetWaiters(), revoked)
+		l.GetHolder(), fence.Token(l.GetToken()), l.GetSessionId(), l.GetRegion(), l.GetPartition(), l.GetWaiters(), more)
 }

@@ -25,7 +25,47 @@ const (
 type leaseOptions struct {
 	client, region string
 	ttl, timeout   time.Duration
-	wait           bool
+	wait           waitFlag
+	value          string
+	lockDelay      time.Duration
+	slots          int
+}
+
+// waitFlag is --wait, for as long as it takes, or --wait=30s.
+type waitFlag struct {
+	set    bool
+	atMost time.Duration // 0: as long as it takes
+}
+
+const waitForever = "forever"
+
+func (w *waitFlag) String() string {
+	switch {
+	case !w.set:
+		return ""
+	case w.atMost == 0:
+		return waitForever
+	}
+	return w.atMost.String()
+}
+
+func (w *waitFlag) Type() string { return "time" }
+
+func (w *waitFlag) Set(v string) error {
+	switch v {
+	case waitForever, "true":
+		*w = waitFlag{set: true}
+		return nil
+	case "false":
+		*w = waitFlag{}
+		return nil
+	}
+	d, err := time.ParseDuration(v)
+	if err != nil || d <= 0 || d > client.MaxWait {
+		return fmt.Errorf("write --wait, or a time up to %v, for example --wait=30s", client.MaxWait)
+	}
+	*w = waitFlag{set: true, atMost: d}
+	return nil
 }
 
 // who adds the flags of every command.
@@ -35,18 +75,34 @@ func (o *leaseOptions) who(cmd *cobra.Command) {
 	f.DurationVar(&o.timeout, "timeout", tryTimeout, "give up after this time, 0 for never")
 }
 
-// acquire adds the flags of the commands that acquire.
-func (o *leaseOptions) acquire(cmd *cobra.Command) {
-	o.who(cmd)
+// session adds the flags of the commands that open a session.
+func (o *leaseOptions) session(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&o.region, "region", "", "the region to ask first (default the first of the cluster file)")
 	f.DurationVar(&o.ttl, "ttl", client.DefaultTTL, fmt.Sprintf("the session's time to live, %v to %v", client.MinTTL, client.MaxTTL))
-	f.BoolVar(&o.wait, "wait", false, "wait in the queue while somebody else holds it (without a timeout unless --timeout is given)")
+}
+
+// acquire adds the flags of the commands that acquire.
+func (o *leaseOptions) acquire(cmd *cobra.Command) {
+	o.who(cmd)
+	o.session(cmd)
+	f := cmd.Flags()
+	f.Var(&o.wait, "wait", "wait in the queue while somebody else holds it, as long as it takes (or until --timeout), or --wait=30s at most")
+	f.Lookup("wait").NoOptDefVal = waitForever
+	f.IntVar(&o.slots, "slots", 0, fmt.Sprintf("acquire any free slot of a semaphore of so many, 1 to %d", client.MaxSlots))
+	o.terms(cmd)
+}
+
+// terms adds the flags of what a lease comes with.
+func (o *leaseOptions) terms(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVar(&o.value, "value", "", "keep this beside the lease, for 'headlease get' and 'headlease watch' to show")
+	f.DurationVar(&o.lockDelay, "lock-delay", 0, fmt.Sprintf("if the lease ends without a release, nobody gets the resource for so long, up to %v", client.MaxLockDelay))
 }
 
 // acquireTimeout is how long to try: for ever in a queue, unless told otherwise.
 func (o *leaseOptions) acquireTimeout(cmd *cobra.Command) time.Duration {
-	if o.wait && !cmd.Flags().Changed("timeout") {
+	if o.wait.set && !cmd.Flags().Changed("timeout") {
 		return 0
 	}
 	return o.timeout
@@ -62,6 +118,15 @@ func (o *leaseOptions) validate(cmd *cobra.Command, resource string) error {
 	}
 	if cmd.Flags().Lookup("ttl") != nil && (o.ttl < client.MinTTL || o.ttl > client.MaxTTL) {
 		errs = append(errs, fmt.Errorf("--ttl %v is out of range; choose %v to %v", o.ttl, client.MinTTL, client.MaxTTL))
+	}
+	if o.slots < 0 || o.slots > client.MaxSlots || o.slots == 0 && cmd.Flags().Changed("slots") {
+		errs = append(errs, fmt.Errorf("--slots %d is out of range; choose 1 to %d", o.slots, client.MaxSlots))
+	}
+	if o.lockDelay < 0 || o.lockDelay > client.MaxLockDelay {
+		errs = append(errs, fmt.Errorf("--lock-delay %v is out of range; choose up to %v", o.lockDelay, client.MaxLockDelay))
+	}
+	if len(o.value) > client.MaxValue {
+		errs = append(errs, fmt.Errorf("--value has %d bytes; at most %d are kept", len(o.value), client.MaxValue))
 	}
 	if o.timeout < 0 {
 		errs = append(errs, fmt.Errorf("--timeout %v is negative; give a time, or 0 for none", o.timeout))
@@ -134,13 +199,31 @@ func within(ctx context.Context, d time.Duration) (context.Context, context.Canc
 func (o *leaseOptions) take(cmd *cobra.Command, c *client.Client, resource string) (*client.Lease, error) {
 	ctx, cancel := within(cmd.Context(), o.acquireTimeout(cmd))
 	defer cancel()
-	var options []client.Option
-	if o.wait {
+	options := o.options()
+	switch {
+	case o.wait.atMost > 0:
+		options = append(options, client.WaitAtMost(o.wait.atMost))
+	case o.wait.set:
 		options = append(options, client.Wait())
 	}
-	l, err := c.Acquire(ctx, resource, options...)
+	acquire := func() (*client.Lease, error) { return c.Acquire(ctx, resource, options...) }
+	if o.slots > 0 {
+		acquire = func() (*client.Lease, error) { return c.AcquireSlot(ctx, resource, o.slots, options...) }
+	}
+	l, err := acquire()
 	if err != nil {
 		return nil, fmt.Errorf("acquire %s: %w", resource, err)
 	}
 	return l, nil
+}
+
+// options are what the lease comes with.
+func (o *leaseOptions) options() (out []client.Option) {
+	if o.value != "" {
+		out = append(out, client.WithValue([]byte(o.value)))
+	}
+	if o.lockDelay > 0 {
+		out = append(out, client.WithLockDelay(o.lockDelay))
+	}
+	return out
 }

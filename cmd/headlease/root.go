@@ -38,7 +38,8 @@ another, by a majority of regions and witnesses, when its region is lost. Every
 lease has a fencing token, so that a late write of an old holder is refused.
 
 Exit codes: 0 done; 1 failed, or something was refused; 2 a command line that
-makes no sense; 'headlease run' passes on the code of its command.`,
+makes no sense; 'headlease run' and 'headlease elect' pass on the code of
+their command.`,
 		Example: `  headlease config example > cluster.yaml
   headlease config check cluster.yaml
   headlease certs -f cluster.yaml --out certs --client worker`,
@@ -80,6 +81,7 @@ makes no sense; 'headlease run' passes on the code of its command.`,
 		newDevCmd(a),
 		newDoctorCmd(a),
 		newDrillCmd(a),
+		newElectCmd(a),
 		newGetCmd(a),
 		newInitCmd(a),
 		newListCmd(a),
@@ -89,6 +91,7 @@ makes no sense; 'headlease run' passes on the code of its command.`,
 		newServerCmd(a),
 		newStatusCmd(a),
 		newVersionCmd(a),
+		newWatchCmd(a),
 		newWitnessCmd(a),
 	)
 	return root

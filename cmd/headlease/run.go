@@ -52,18 +52,9 @@ Run exits with the command's code, 128+N if signal N ended it, and 1 if it would
 0 but the lease was lost; 127 if the command was not found and 126 if it could not
 be started.`,
 		Example: `  headlease run lock/nightly-report -- ./report.sh
-  headlease run shard/68 --wait --ttl 30s -- worker --shard 68`,
-		Args: usage(func(cmd *cobra.Command, args []string) error {
-			switch dash := cmd.ArgsLenAtDash(); {
-			case len(args) == 0 || dash == 0:
-				return errors.New("no resource is given; write RESOURCE -- COMMAND")
-			case dash > 1:
-				return fmt.Errorf("%d arguments before '--'; write one RESOURCE -- COMMAND", dash)
-			case dash < 0 || len(args) < 2:
-				return errors.New("no command is given; write RESOURCE -- COMMAND")
-			}
-			return nil
-		}),
+  headlease run shard/68 --wait --ttl 30s -- worker --shard 68
+  headlease run lock/build --slots 4 --wait -- make`,
+		Args: usage(resourceAndCommand),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := o.validate(cmd, args[0]); err != nil {
 				return err
@@ -87,6 +78,19 @@ be started.`,
 	}
 	o.acquire(cmd)
 	return cmd
+}
+
+// resourceAndCommand are the arguments of a command that runs another one.
+func resourceAndCommand(cmd *cobra.Command, args []string) error {
+	switch dash := cmd.ArgsLenAtDash(); {
+	case len(args) == 0 || dash == 0:
+		return errors.New("no resource is given; write RESOURCE -- COMMAND")
+	case dash > 1:
+		return fmt.Errorf("%d arguments before '--'; write one RESOURCE -- COMMAND", dash)
+	case dash < 0 || len(args) < 2:
+		return errors.New("no command is given; write RESOURCE -- COMMAND")
+	}
+	return nil
 }
 
 func cannotStart(name string, err error) error {
