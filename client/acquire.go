@@ -203,6 +203,8 @@ type waiting struct {
 	id       uint64
 	deadline instant.Instant
 	got      <-chan outcome
+	// placed: it has, or had, a place in the queue.
+	placed bool
 	// elsewhere looks for another owner while this region cannot be reached;
 	// nil: it can.
 	elsewhere *lookup
@@ -225,7 +227,10 @@ func (w *waiting) await(ctx context.Context) (outcome, error) {
 		switch {
 		case ctx.Err() != nil:
 			return outcome{}, context.Cause(ctx)
-		case errors.Is(err, ErrUnavailable) && r.now().Sub(began) < patience:
+		case errors.Is(err, ErrUnavailable) && r.now().Sub(began) < patience,
+			errors.Is(err, ErrLapsed) && w.placed:
+			// In a lapse, as of a new leader before its first renewal, the place is
+			// kept until another region is found to own the partition.
 			if w.elsewhere == nil {
 				w.elsewhere = r.client.lookAround(w.resource, r)
 			}
@@ -255,7 +260,7 @@ func (w *waiting) await(ctx context.Context) (outcome, error) {
 			return outcome{}, overBefore(w.resource) // granted, and known to have ended already
 		}
 		w.elsewhere.leave()
-		w.elsewhere = nil
+		w.elsewhere, w.placed = nil, true
 		out, done, err := w.queued(ctx, attached)
 		if err != nil {
 			return outcome{}, err
