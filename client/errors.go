@@ -109,6 +109,14 @@ func (e *Error) retryAfter() time.Duration {
 	return min(time.Duration(ns), time.Second)
 }
 
+// askedToWait is retryAfter of any error.
+func askedToWait(err error) time.Duration {
+	if e := (*Error)(nil); errors.As(err, &e) {
+		return e.retryAfter()
+	}
+	return 0
+}
+
 // errorOf turns the error of a call into an *Error; the inverse of the
 // region's mapping.
 func errorOf(err error) error {

@@ -367,3 +367,37 @@ func TestWaitersOfADroppedPartitionMove(t *testing.T) {
 		us.Wait(time.Second, "one holder in us", func(v state.View) bool { l, _ := v.Lease("lock/x"); return l.Holder == "client/b" })
 	})
 }
+
+// A new leader says who is attached before it has renewed the head lease, and
+// answers an Acquire with LAPSED until then: who waits keeps the place.
+func TestAPlaceOutlivesALeaderWithoutItsHeadLease(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a, b := w.client("a"), w.client("b")
+		l := w.acquire(a, "lock/x")
+		q := w.queue(b, "lock/x", w.Context())
+		place := func() (found state.Waiter) {
+			for s := range w.eu.View().Sessions() {
+				for q := range w.eu.View().SessionWaiters(s.ID) {
+					found = q
+				}
+			}
+			return found
+		}
+		before := place()
+		for i := range 3 {
+			w.eu.Lapse(true)
+			w.eu.Elect(i)
+			time.Sleep(300 * time.Millisecond) // virtual
+			w.eu.Lapse(false)
+			w.valid(l, 2*time.Second)
+		}
+		if after := place(); before.Request == 0 || after != before {
+			t.Errorf("the place is %+v, and was %+v", after, before)
+		}
+		w.release(l)
+		r := <-q
+		if r.err != nil || r.lease.Token() != l.Token()+1 {
+			t.Fatalf("the waiter got %v, %v", r.lease, r.err)
+		}
+	})
+}
