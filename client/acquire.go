@@ -241,7 +241,7 @@ func (w *waiting) await(ctx context.Context) (outcome, error) {
 				return out, out.err
 			case <-w.elsewhere.found():
 				return outcome{}, w.elsewhere.notOwner(w.resource)
-			case <-time.After(pause):
+			case <-time.After(max(pause, askedToWait(err))):
 			}
 			continue
 		case errors.Is(err, ErrSessionExpired):

@@ -93,22 +93,18 @@ func final(err error) bool {
 // all are to be asked who owns it.
 func (c *Client) next(err error, name string, attempt int, silent func(string) bool) (string, time.Duration) {
 	var e *Error
-	var asked time.Duration
-	if errors.As(err, &e) {
-		asked = e.retryAfter()
-		if errors.Is(err, ErrNotOwner) || errors.Is(err, ErrMoved) {
-			owner := e.Detail.GetNotOwner().GetOwner()
-			if owner == "" {
-				owner = e.Detail.GetMoved().GetSuccessor()
-			}
-			// An owner that is silent is a lost region: look around for the one
-			// that is promoted.
-			if c.regions[owner] != nil && owner != name && !silent(owner) {
-				return owner, min(minRetry<<min(attempt, 4), maxRetry)
-			}
+	if errors.As(err, &e) && (errors.Is(err, ErrNotOwner) || errors.Is(err, ErrMoved)) {
+		owner := e.Detail.GetNotOwner().GetOwner()
+		if owner == "" {
+			owner = e.Detail.GetMoved().GetSuccessor()
+		}
+		// An owner that is silent is a lost region: look around for the one
+		// that is promoted.
+		if c.regions[owner] != nil && owner != name && !silent(owner) {
+			return owner, min(minRetry<<min(attempt, 4), maxRetry)
 		}
 	}
-	pause := max(asked, min(minRetry<<min(attempt, 4), maxRetry))
+	pause := max(askedToWait(err), min(minRetry<<min(attempt, 4), maxRetry))
 	switch {
 	case errors.Is(err, ErrOverloaded), errors.Is(err, ErrSessionExpired), errors.Is(err, ErrStaleRequest):
 		return name, pause
