@@ -7,7 +7,6 @@ import (
 	"fmt"
 
 	gometrics "github.com/hashicorp/go-metrics"
-	sink "github.com/hashicorp/go-metrics/prometheus"
 	"github.com/prometheus/client_golang/prometheus"
 )
 
@@ -16,8 +15,8 @@ const prefix = "hashicorp"
 
 // Install makes the process's go-metrics end in reg, from now on.
 func Install(reg prometheus.Registerer) error {
-	s, err := sink.NewPrometheusSinkFrom(sink.PrometheusOpts{Registerer: reg, Name: prefix + "_sink"})
-	if err != nil {
+	s := newSink()
+	if err := reg.Register(s); err != nil {
 		return fmt.Errorf("metrics of raft and memberlist: %w", err)
 	}
 	c := gometrics.DefaultConfig(prefix)
