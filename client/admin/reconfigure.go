@@ -23,6 +23,8 @@ import (
 const (
 	// grace is how long a round waits for more answers once it has enough.
 	grace = 200 * time.Millisecond
+	// spreading is how long a command goes on giving out what is decided.
+	spreading = 5 * time.Second
 	// pause is about how long an attempt waits for the next one.
 	pause = 300 * time.Millisecond
 )
@@ -69,6 +71,7 @@ func (c *Cluster) Change(ctx context.Context, change Change) (*pb.ClusterConfigu
 		}
 		err = r.settle(ctx, conf)
 		if err == nil && step == nil {
+			r.spread(ctx, conf)
 			return conf, nil
 		}
 		if err == nil {
@@ -306,6 +309,35 @@ func (r *reconfigurer) store(ctx context.Context, conf *pb.ClusterConfiguration)
 		err := fmt.Errorf("configuration %d is not stored by majorities yet: %w", conf.GetVersion(), errors.Join(errs...))
 		if err := r.again(ctx, err); err != nil {
 			return err
+		}
+	}
+}
+
+// spread gives conf, in the end, to the voters that did not take it in time: one
+// that has just joined may be starting. Who does not take it now is given it by
+// the regions that ask it.
+func (r *reconfigurer) spread(ctx context.Context, conf *pb.ClusterConfiguration) {
+	ctx, cancel := context.WithTimeout(ctx, spreading)
+	defer cancel()
+	left := ids(conf, false)
+	for {
+		has := map[string]bool{}
+		errs := r.everyVoter(ctx, left, nil, func(ctx context.Context, id string) (func(), error) {
+			err := r.askVoter(ctx, id, func(ctx context.Context, conn *grpc.ClientConn) error {
+				_, err := pb.NewVoteServiceClient(conn).Configure(ctx, &pb.ConfigureRequest{Configuration: conf})
+				return err
+			})
+			return func() { has[id] = true }, err
+		})
+		if left = slices.DeleteFunc(left, func(id string) bool { return has[id] }); len(left) == 0 {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			r.say(fmt.Sprintf("note: %s did not take configuration %d yet, and will be given it when it is asked to vote: %s",
+				strings.Join(left, ", "), conf.GetVersion(), firstLine(errors.Join(errs...))))
+			return
+		case <-time.After(pause):
 		}
 	}
 }

@@ -229,6 +229,78 @@ func TestVotersAreReplacedWhileOperatorsDie(t *testing.T) {
 	l.stop()
 }
 
+// TestAWipedRegionIsReplacedByItself loses all data of a region, which another
+// one takes over, starts it anew and replaces it: it is a new incarnation, is
+// reported and not counted until then, and its old head leases and tokens never
+// come back.
+func TestAWipedRegionIsReplacedByItself(t *testing.T) {
+	c := start(t, devcluster.Options{Regions: 2, Servers: 1, Witnesses: 3})
+	before := c.epochs(t)
+	const lost = "us-virginia"
+	var partition string
+	for _, o := range before {
+		if o.Region == lost {
+			partition = o.Partition
+		}
+	}
+	p, _ := c.Process(lost + "-1")
+	if err := c.Kill(within(t, stepTimeout), p.Name); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(p.DataDir); err != nil {
+		t.Fatal(err)
+	}
+	taken := c.epochs(t)
+	if taken[partition].Region == lost || taken[partition].Epoch <= before[partition].Epoch {
+		t.Fatalf("not taken over: %v, before %v", taken[partition], before[partition])
+	}
+	if err := c.StartProcess(p.Name); err != nil {
+		t.Fatal(err)
+	}
+	runs := 0
+	for n := 2; ; n += 4 {
+		runs++
+		done, _ := c.dies(t, n, func(ctx context.Context, a *admin.Cluster) error {
+			_, err := a.ReplaceRegion(ctx, lost, func(string) {})
+			return err
+		})
+		if done {
+			break
+		}
+	}
+	t.Logf("replaced in %d runs", runs)
+	ctx := within(t, stepTimeout)
+	conf, described, err := c.admin.Configuration(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range conf.GetVoters() {
+		if d := described[v.GetId()]; d.GetState().GetVoter().GetIncarnation() != v.GetIncarnation() || d.GetConfiguration().GetVersion() != 3 {
+			t.Errorf("%v: %v", v, d)
+		}
+	}
+	after := c.epochs(t)
+	for name, o := range after {
+		if o.Epoch < taken[name].Epoch {
+			t.Errorf("%s: epoch %d after %d", name, o.Epoch, taken[name].Epoch)
+		}
+	}
+	// It votes again: with one witness less there is a majority only with it.
+	if err := c.Kill(ctx, "w-oregon", "w-london"); err != nil {
+		t.Fatal(err)
+	}
+	l, err := c.client("eu-frankfurt", 10*time.Second).Acquire(ctx, "lock/after")
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := c.File().D
+	select {
+	case <-l.Context().Done():
+		t.Errorf("the lease was lost: the new region's vote does not count: %v", context.Cause(l.Context()))
+	case <-time.After(2 * d):
+	}
+}
+
 // waitForD waits until the owners have taken a ballot with the new D.
 func waitForD(t *testing.T, c *cluster, d time.Duration) {
 	t.Helper()

@@ -82,6 +82,12 @@ func (s *Votes) Configure(ctx context.Context, req *pb.ConfigureRequest) (*pb.Co
 	if err := config.Check(req.GetConfiguration()); err != nil {
 		return nil, invalid("configuration", "%v", err)
 	}
+	// Here too, since a state machine of feature level 1 does not ask whether it
+	// is a member: data that was made anew must not take the old one's place.
+	known := config.Voter{Decided: s.Raft.View().Configuration()}
+	if _, _, err := known.Learn(s.Voter.State(nil).GetVoter(), req.GetConfiguration()); err != nil {
+		return nil, voteError(err)
+	}
 	res, err := s.Raft.Propose(ctx, &pb.Command{Kind: &pb.Command_Configure{Configure: &pb.ConfigureCommand{Configuration: req.GetConfiguration()}}})
 	if err := resultError(res, err); err != nil {
 		return nil, err
@@ -107,6 +113,8 @@ func voteError(err error) error {
 		version   *config.VersionError
 		field     *config.FieldError
 		candidate *config.CandidateError
+		join      *config.JoinError
+		conflict  *config.ConflictError
 	)
 	switch {
 	case err == nil:
@@ -121,7 +129,7 @@ func voteError(err error) error {
 		return versionError(version)
 	case errors.As(err, &field):
 		return invalid(field.Field, "%s", field.Remedy)
-	case errors.As(err, &candidate):
+	case errors.As(err, &candidate), errors.As(err, &join), errors.As(err, &conflict):
 		return status.Error(codes.FailedPrecondition, err.Error())
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 		return resultError(nil, err)
