@@ -28,6 +28,7 @@ type fabric struct {
 	listeners map[string]*listener
 	pipes     map[*pipe]struct{}
 	cuts      map[[2]string]int // from, to
+	slow      map[[2]string]time.Duration
 	paused    map[string]int
 	changed   chan struct{}
 	// heldBytes is what a cut or a pause has held so far, and broken how many
@@ -38,7 +39,7 @@ type fabric struct {
 func newFabric(seed uint64) *fabric {
 	return &fabric{
 		rng: rand.New(rand.NewPCG(seed, 1)), near: 500 * time.Microsecond, far: 4 * time.Millisecond,
-		listeners: map[string]*listener{}, pipes: map[*pipe]struct{}{}, cuts: map[[2]string]int{}, paused: map[string]int{},
+		listeners: map[string]*listener{}, pipes: map[*pipe]struct{}{}, cuts: map[[2]string]int{}, slow: map[[2]string]time.Duration{}, paused: map[string]int{},
 		changed: make(chan struct{}),
 	}
 }
@@ -50,13 +51,20 @@ func (f *fabric) change() {
 }
 
 // delay of the next chunk. f.mu is held.
-func (f *fabric) delay() time.Duration {
-	return f.near + time.Duration(f.rng.Int64N(int64(f.far-f.near)))
+func (f *fabric) delay(from, to string) time.Duration {
+	return f.slow[[2]string{from, to}] + f.near + time.Duration(f.rng.Int64N(int64(f.far-f.near)))
 }
 
 // blocked reports whether nothing passes from one to another. f.mu is held.
 func (f *fabric) blocked(from, to string) bool {
 	return f.cuts[[2]string{from, to}] > 0 || f.paused[from] > 0 || f.paused[to] > 0
+}
+
+// slower makes all that one sends another take so much longer.
+func (f *fabric) slower(from, to string, by time.Duration) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.slow[[2]string{from, to}] = by
 }
 
 // cut holds what one sends another, or lets it pass again.
@@ -172,7 +180,7 @@ func (e *end) Write(b []byte) (int, error) {
 		return len(b), nil // the reader of this end will hear of it
 	}
 	p := e.out
-	at := time.Now().Add(e.f.delay())
+	at := time.Now().Add(e.f.delay(p.from, p.to))
 	if n := len(p.at); n > 0 && p.at[n-1].After(at) {
 		at = p.at[n-1]
 	}
@@ -290,7 +298,7 @@ func (f *fabric) dial(ctx context.Context, from, to, plane string) (net.Conn, er
 	for {
 		f.mu.Lock()
 		held := f.blocked(from, to) || f.blocked(to, from)
-		changed, trip := f.changed, f.delay()+f.delay()
+		changed, trip := f.changed, f.delay(from, to)+f.delay(to, from)
 		f.mu.Unlock()
 		if !held {
 			select {
@@ -384,7 +392,7 @@ func (l *listener) Dial(to raft.ServerAddress, timeout time.Duration) (net.Conn,
 func (f *fabric) travel(ctx context.Context, from, to string) error {
 	for {
 		f.mu.Lock()
-		held, changed, d := f.blocked(from, to), f.changed, f.delay()
+		held, changed, d := f.blocked(from, to), f.changed, f.delay(from, to)
 		f.mu.Unlock()
 		if !held {
 			select {

@@ -27,16 +27,18 @@ type kind struct {
 }
 
 var (
-	kills = kind{"kill", 2, (*nemesis).kill}
-	pauza = kind{"pause", 2, (*nemesis).pause}
-	cuts  = kind{"cut", 4, (*nemesis).cut}
-	away  = kind{"client cut", 2, (*nemesis).clientCut}
-	stall = kind{"stall", 2, (*nemesis).stall}
-	blind = kind{"leader that does not know", 4, (*nemesis).blindLeader}
-	flaps = kind{"flap", 2, (*nemesis).flap}
-	lags  = kind{"lag", 3, (*nemesis).lag}
-	revok = kind{"revocation", 3, (*nemesis).revoke}
-	steps = kind{"clock step", 3, (*nemesis).step}
+	kills   = kind{"kill", 2, (*nemesis).kill}
+	pauses  = kind{"pause", 2, (*nemesis).pause}
+	cuts    = kind{"cut", 4, (*nemesis).cut}
+	away    = kind{"client cut", 2, (*nemesis).clientCut}
+	lates   = kind{"late answers", 3, (*nemesis).lateAnswers}
+	stall   = kind{"stall", 2, (*nemesis).stall}
+	blind   = kind{"leader that does not know", 4, (*nemesis).blindLeader}
+	afar    = kind{"transfer from afar", 5, (*nemesis).transferFromAfar}
+	flaps   = kind{"flap", 2, (*nemesis).flap}
+	lags    = kind{"lag", 3, (*nemesis).lag}
+	revokes = kind{"revocation", 3, (*nemesis).revoke}
+	steps   = kind{"clock step", 3, (*nemesis).step}
 )
 
 // run makes one fault after the other, some at the same time, until ctx ends,
@@ -190,6 +192,29 @@ func (n *nemesis) clientCut() {
 	})
 }
 
+// lateAnswers lets a client be heard and not hear, then hear all at once, late,
+// and then nothing any more: it must not take late news for fresh [F8].
+func (n *nemesis) lateAnswers() {
+	c := n.clients[n.rng.IntN(len(n.clients))]
+	set := func(away, back bool) {
+		for _, s := range n.w.servers {
+			n.w.net.cut(s.name, c, away)
+			if back {
+				n.w.net.cut(c, s.name, away)
+			}
+		}
+	}
+	n.held("client that heard late and then nothing", func() {
+		set(true, false)
+		time.Sleep(n.between(200*time.Millisecond, 900*time.Millisecond)) // virtual
+		set(false, false)
+		time.Sleep(time.Millisecond / 4) // virtual: what was held is read, and nothing new has come back
+		set(true, true)
+		time.Sleep(n.between(2*time.Second, 4*time.Second)) // virtual
+		set(false, true)
+	})
+}
+
 func (n *nemesis) stall() {
 	p := n.victim().running()
 	if p == nil {
@@ -231,6 +256,46 @@ func (n *nemesis) blindLeader() {
 		time.Sleep(n.upTo(300 * time.Millisecond)) // virtual
 		set(false)
 	})
+}
+
+// transferFromAfar hands leadership on from a leader that hears the others late
+// and then is not heard any more: for a while it goes on getting answers to what
+// it sent before, and does not know what has become of its request [F1].
+func (n *nemesis) transferFromAfar() {
+	p := n.w.leader()
+	if p == nil {
+		return
+	}
+	others := n.others(p.s)
+	to := n.w.server(others[n.rng.IntN(2)]).running()
+	if to == nil {
+		return
+	}
+	late := n.between(60*time.Millisecond, 120*time.Millisecond)
+	for _, o := range others {
+		n.w.net.slower(o, p.s.name, late)
+	}
+	time.Sleep(500 * time.Millisecond) // virtual
+	if _, leads := p.replica.Leading(); leads {
+		n.w.work.Go(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
+			defer cancel()
+			_ = p.replica.TransferLeadership(ctx, to.replica.RaftID())
+		})
+		n.held("transfer by a leader that hears late", func() {
+			time.Sleep(n.between(6*time.Millisecond, 15*time.Millisecond)) // virtual: the request is out
+			for _, o := range others {
+				n.w.net.cut(p.s.name, o, true)
+			}
+			time.Sleep(n.between(100*time.Millisecond, 500*time.Millisecond)) // virtual
+			for _, o := range others {
+				n.w.net.cut(p.s.name, o, false)
+			}
+		})
+	}
+	for _, o := range others {
+		n.w.net.slower(o, p.s.name, 0)
+	}
 }
 
 // flap transfers leadership every 100 ms.

@@ -65,12 +65,12 @@ func drifting(bound float64) func(*rand.Rand) func(int, time.Time) *machineClock
 }
 
 var scenarios = []scenario{
-	{name: "servers", kinds: []kind{kills, pauza, cuts, stall, revok}, locks: 6, clocks: exact, share: 1, timed: true},
-	{name: "stale-leaders", kinds: []kind{blind, cuts, lags, away}, locks: 6, clocks: exact, share: 1, timed: true},
-	{name: "flapping", kinds: []kind{flaps, lags, kills, revok}, locks: 6, clocks: exact, share: 1, timed: true},
-	{name: "everything", kinds: []kind{kills, pauza, cuts, away, stall, blind, flaps, lags, revok}, locks: 6, clocks: exact, share: 1, timed: true},
-	{name: "drift", kinds: []kind{cuts, blind, kills, away, flaps}, locks: 6, clocks: drifting(rho), share: 1 - 2*rho, timed: true},
-	{name: "clocks-beyond-bounds", kinds: []kind{steps, cuts, blind, kills, revok}, locks: 6, clocks: drifting(0.2)},
+	{name: "servers", kinds: []kind{kills, pauses, cuts, stall, revokes}, locks: 6, clocks: exact, share: 1, timed: true},
+	{name: "stale-leaders", kinds: []kind{blind, afar, cuts, lags, away, lates}, locks: 6, clocks: exact, share: 1, timed: true},
+	{name: "flapping", kinds: []kind{flaps, lags, away, kills, revokes}, locks: 6, clocks: exact, share: 1, timed: true},
+	{name: "everything", kinds: []kind{kills, pauses, cuts, away, lates, stall, blind, afar, flaps, lags, revokes}, locks: 6, clocks: exact, share: 1, timed: true},
+	{name: "drift", kinds: []kind{cuts, blind, kills, away, lates, flaps}, locks: 6, clocks: drifting(rho), share: 1 - 2*rho, timed: true},
+	{name: "clocks-beyond-bounds", kinds: []kind{steps, cuts, blind, kills, revokes}, locks: 6, clocks: drifting(0.2)},
 }
 
 // report of a run.
@@ -138,6 +138,9 @@ func record(t *testing.T, sc scenario, seed uint64) (history.History, report, hi
 
 	ctx, cancel := context.WithCancel(context.Background())
 	n := &nemesis{w: w, rng: rng, locks: locks, kinds: sc.kinds}
+	for i := range 4 {
+		n.clients = append(n.clients, fmt.Sprintf("sdk-%d", i), fmt.Sprintf("raw-%d", i))
+	}
 	b := &believers{leases: map[*client.Lease]string{}}
 	clients := make(chan struct{})
 	go func() { // ended by ctx
@@ -147,19 +150,19 @@ func record(t *testing.T, sc scenario, seed uint64) (history.History, report, hi
 		started := 0
 		for i := range 4 {
 			name := fmt.Sprintf("sdk-%d", i)
-			n.clients = append(n.clients, name)
 			c := clocks(3+i, w.began)
 			start(func() { useSDK(ctx, w, b, name, locks, c) })
 			started++
 		}
 		for i := range 5 {
 			name := fmt.Sprintf("raw-%d", i)
-			n.clients = append(n.clients, name)
 			start(func() { newRaw(w, name, locks, i == 0).run(ctx) })
 			started++
 		}
-		start(func() { newRaw(w, "reader-1", locks, false).read(ctx) })
-		started++
+		for i := range 3 {
+			start(func() { newRaw(w, fmt.Sprintf("reader-%d", i), locks, false).read(ctx) })
+			started++
+		}
 		for range started {
 			<-done
 		}

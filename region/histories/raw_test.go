@@ -291,7 +291,7 @@ func (s *rawSession) step(ctx context.Context) {
 	wait := c.deaf || c.chance(70)
 	req := &pb.AcquireRequest{SessionId: s.id, Secret: s.secret, RequestId: id, LowestOpenRequest: s.lowest(), Resource: lock, Wait: wait}
 	if !c.deaf && c.chance(15) { // the same at once, elsewhere
-		s.later(c.upTo(20*time.Millisecond), func(at string) { s.acquire(at, req) })
+		s.later(c.upTo(20*time.Millisecond), func(at string) { _, _ = s.acquire(at, req) })
 	}
 	var token uint64
 	queued, known := false, false
@@ -329,12 +329,12 @@ func (s *rawSession) step(ctx context.Context) {
 		}
 		s.release(ctx, lock, token)
 		if c.chance(15) {
-			s.later(c.upTo(1500*time.Millisecond), func(at string) { s.tryRelease(at, lock, token) })
+			s.later(c.upTo(1500*time.Millisecond), func(at string) { _ = s.tryRelease(at, lock, token) })
 		}
 	}
 	s.forget(id)
 	if c.chance(25) { // a late copy
-		s.later(c.upTo(2*time.Second), func(at string) { s.acquire(at, req) })
+		s.later(c.upTo(2*time.Second), func(at string) { _, _ = s.acquire(at, req) })
 	}
 	pause(ctx, c.upTo(40*time.Millisecond))
 }

@@ -232,7 +232,7 @@ func dialGRPC(f *fabric, from, to string, extra ...grpc.DialOption) (*grpc.Clien
 		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDisableServiceConfig(), grpc.WithIdleTimeout(0),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return f.dial(ctx, from, to, "api") }),
 	}, extra...)
-	return grpc.NewClient("passthrough:///"+to, options...) //nolint:forbidigo // connections in memory, for tests
+	return grpc.NewClient("passthrough:///"+to, options...)
 }
 
 // callerOf reads who calls from the connection's address.

@@ -42,12 +42,6 @@ func (c *counts) addN(what string, n int) {
 	c.n[what] += n
 }
 
-func (c *counts) get(what string) int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.n[what]
-}
-
 func (c *counts) String() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
