@@ -32,6 +32,9 @@ func (v *voter) configure(ctx context.Context, c *pb.ClusterConfiguration) (*pb.
 		return nil, err
 	}
 	defer v.leave()
+	if have := v.configuration; have != nil && have.GetClusterId() != c.GetClusterId() {
+		return nil, v.refuseConfiguration(&config.OtherClusterError{Own: have.GetClusterId(), Theirs: c.GetClusterId()})
+	}
 	if err := v.checkConfiguration(c); err != nil {
 		return nil, refusal(codes.InvalidArgument, nil, "%s", strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
