@@ -19,22 +19,33 @@
 //
 // # Regions
 //
-// The Client keeps one session per region that it needs, and finds the owner
-// of a resource's partition by asking its home region first. When a region is
-// lost, its leases end here by the clock alone, and Acquire goes on in the
-// region that is promoted.
+// The Client finds the owner of a resource's partition by asking its home region
+// first, and all regions at once when that does not help. When a region is lost,
+// its leases end here by the clock alone, and Acquire goes on in the region that
+// is promoted; a waiter keeps its old place until another owner is found, and
+// never has two leases.
 //
-// A session is one holder: users of one resource in one client take turns.
-// [Client.Close] gives everything back; [Client.Leave] leaves the session to
-// its TTL, and [ReleaseHandle] ends a lease of it from elsewhere.
+// # Sessions
+//
+// A session is one holder: users of one resource in one session take turns. The
+// Client has one of its own for its methods; [Client.NewSession] makes more,
+// which share connections and streams. [Session.Close] gives everything back;
+// [Session.Leave] leaves the session to its TTL, and [ReleaseHandle] ends a lease
+// of it from elsewhere.
+//
+// # Hints
+//
+// [Client.Watch], [Client.WatchPrefix] and [Election.Observe] tell what servers
+// have applied; nobody holds a lease because they say so.
 //
 // # Threads
 //
-// A session has three goroutines: its stream's owner, that stream's reader, and
-// the sweep, which ends contexts by the clock whatever the stream waits for.
-// Close and Leave wait for them and for everything begun in the background
-// (releases, cancels). One lock per region covers its session, leases and
-// belief; nobody waits for a network under it.
+// A region with open sessions has three goroutines, however many sessions: its
+// stream's owner, that stream's reader, and the sweep, which ends contexts by the
+// clock whatever the stream waits for. A watch has its own two, and a search for
+// an owner one per region. Close and Leave wait for them and for everything begun
+// in the background (releases, cancels). One lock per region covers its sessions,
+// leases and belief; nobody waits for a network under it.
 //
 // # Faults survived
 //
