@@ -196,7 +196,7 @@ func (c *Cluster) promote(ctx context.Context, p clusterfile.Process, list *pb.L
 	i := slices.IndexFunc(list.GetMembers(), func(m *pb.Member) bool { return m.GetName() == p.Name })
 	d, err := c.DescribeServer(ctx, p)
 	if i < 0 {
-		reason := "it waits to be added"
+		var reason string
 		switch {
 		case err != nil:
 			reason = err.Error()
@@ -288,13 +288,17 @@ func (c *Cluster) ReplaceServer(ctx context.Context, old, name string, force boo
 		if before == nil && find(name) == nil {
 			return "", fmt.Errorf("server %s is not in the group of region %s, and neither is %s; to add %s alone, run `headlease server add %s`", old, p.Region, name, name, name)
 		}
-		if warning, err = c.AddServer(ctx, name, progress); err != nil {
+		added, err := c.AddServer(ctx, name, progress)
+		if err != nil {
 			return "", err
 		}
 		say(name + " is a voter")
 		already, warning, err := c.RemoveServer(ctx, p.Region, old, "", force, say)
 		if err == nil && !already {
 			say(old + " is removed")
+		}
+		if warning == "" {
+			warning = added
 		}
 		return warning, err
 	}

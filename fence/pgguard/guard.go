@@ -180,7 +180,7 @@ func Refusal(err error) error {
 		Given    fence.Token `json:"given"`
 	}
 	if json.Unmarshal([]byte(pg.Detail), &d) != nil {
-		return nil // somebody else's use of the SQLSTATE
+		return nil //nolint:nilerr // somebody else's use of the SQLSTATE
 	}
 	if pg.Code == stateUnclaimed {
 		return &fence.UnclaimedError{Resource: d.Resource}
