@@ -264,7 +264,7 @@ func TestOldSnapshotsCannotHideAMark(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer func() { _ = tx.Rollback(ctx) }() // refused by then, or ended
+			defer func() { _ = tx.Rollback(ctx) }()                          // refused by then, or ended
 			if _, err := tx.Exec(ctx, "SELECT * FROM account"); err != nil { // takes the snapshot
 				t.Fatal(err)
 			}
