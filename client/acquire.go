@@ -404,7 +404,9 @@ func (r *region) newLease(s *session, resource string, token fence.Token) *Lease
 	ctx, cancel := context.WithCancelCause(s.ctx)
 	l := &Lease{region: r, session: s, resource: resource, token: token, ctx: ctx, cancel: cancel}
 	s.leases[resource] = l
-	r.touch(s)
+	// In time for what is done when half of its validity has gone.
+	now := r.now()
+	r.lookBy(s, now, now.Add(r.table.ContextEnd(s.id, resource, token).Sub(now)/4))
 	return l
 }
 

@@ -119,6 +119,17 @@ func (r *region) touch(s *session) {
 	poke(r.tick)
 }
 
+// lookBy looks at a session at that instant at the latest. r.mu is held.
+func (r *region) lookBy(s *session, now, at instant.Instant) {
+	if s.over || s.look.place != 0 && s.look.at <= at {
+		return
+	}
+	r.looks.set(&s.look, at)
+	if at.Sub(now) < sweepEvery { // else the sweep comes by before
+		poke(r.tick)
+	}
+}
+
 // confirm asks for a keepalive of a session at once. r.mu is held.
 func (r *region) confirm(s *session) {
 	s.urgent = true
@@ -134,8 +145,10 @@ func (r *region) schedule(s *session) {
 	case next != 0:
 		next = s.spread(next)
 	}
+	first := r.sends.first()
+	sooner := first == nil || next < first.at
 	r.sends.set(&s.send, next)
-	if r.sends.first() == &s.send {
+	if sooner { // a later one needs no wake-up: the stream looks again when it is due
 		poke(r.wake)
 	}
 }
@@ -250,7 +263,11 @@ func (r *region) handle(events []validity.Event) {
 		case validity.SessionEnded:
 			r.drop(s, "the region ended the session: "+e.Reason)
 		}
-		r.touch(s)
+		if e.Kind == validity.Granted {
+			r.schedule(s) // whoever waits for it makes the lease, which is looked at in time
+		} else {
+			r.touch(s)
+		}
 	}
 }
 

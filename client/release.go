@@ -22,6 +22,18 @@ func (r *region) release(ctx context.Context, l *Lease) error {
 	r.beginRelease(l)
 	r.mu.Unlock()
 	l.cancel(ErrReleased)
+	// Mostly the first try does it, and needs no goroutine.
+	try, stop := context.WithCancel(ctx)
+	ended := context.AfterFunc(l.session.ctx, stop)
+	err := r.sendRelease(try, l.session, l.resource, l.token)
+	ended()
+	stop()
+	if err == nil {
+		r.mu.Lock()
+		r.forget(l)
+		r.mu.Unlock()
+		return nil
+	}
 	// The region must hear of it, or the resource stays held as long as the
 	// session lives: it is told on in the background when ctx ends first.
 	told := make(chan struct{})
