@@ -35,7 +35,7 @@ import (
 )
 
 // stopGrace is how long calls under way may last when the server stops.
-const stopGrace = 2 * time.Second
+const stopGrace = 500 * time.Millisecond
 
 // Server is a region server that listens and has its data open.
 type Server struct {
