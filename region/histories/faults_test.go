@@ -17,6 +17,8 @@ type nemesis struct {
 	kinds []kind
 	// clients are the places from which clients call.
 	clients []string
+	// reader asks who holds what, at the very server that a fault is about.
+	reader *rawClient
 }
 
 // kind of a fault; one call is one fault, from its beginning to its end.
@@ -37,6 +39,7 @@ var (
 	afar    = kind{"transfer from afar", 5, (*nemesis).transferFromAfar}
 	flaps   = kind{"flap", 2, (*nemesis).flap}
 	lags    = kind{"lag", 3, (*nemesis).lag}
+	tardy   = kind{"late expiry", 2, (*nemesis).lateExpiry}
 	revokes = kind{"revocation", 3, (*nemesis).revoke}
 	steps   = kind{"clock step", 3, (*nemesis).step}
 )
@@ -271,7 +274,7 @@ func (n *nemesis) transferFromAfar() {
 	if to == nil {
 		return
 	}
-	late := n.between(60*time.Millisecond, 120*time.Millisecond)
+	late := n.between(80*time.Millisecond, 130*time.Millisecond)
 	for _, o := range others {
 		n.w.net.slower(o, p.s.name, late)
 	}
@@ -287,7 +290,11 @@ func (n *nemesis) transferFromAfar() {
 			for _, o := range others {
 				n.w.net.cut(p.s.name, o, true)
 			}
-			time.Sleep(n.between(100*time.Millisecond, 500*time.Millisecond)) // virtual
+			for range 25 + n.rng.IntN(50) {
+				time.Sleep(5 * time.Millisecond) // virtual
+				at, lock := p.s.name, n.locks[n.rng.IntN(len(n.locks))]
+				n.reader.late.Go(func() { n.reader.get(at, lock) })
+			}
 			for _, o := range others {
 				n.w.net.cut(p.s.name, o, false)
 			}
@@ -295,6 +302,62 @@ func (n *nemesis) transferFromAfar() {
 	}
 	for _, o := range others {
 		n.w.net.slower(o, p.s.name, 0)
+	}
+}
+
+// transfer makes a server the leader, if it can be.
+func (n *nemesis) transfer(to *server) bool {
+	for range 20 {
+		p, q := n.w.leader(), to.running()
+		switch {
+		case q == nil:
+			return false
+		case p == q:
+			return true
+		case p != nil:
+			ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
+			_ = p.replica.TransferLeadership(ctx, q.replica.RaftID())
+			cancel()
+		}
+		time.Sleep(20 * time.Millisecond) // virtual
+	}
+	return false
+}
+
+// lateExpiry holds the goroutine that is about to propose a session's expiry,
+// while another leads and the client comes back, until its own server leads
+// again [F2].
+func (n *nemesis) lateExpiry() {
+	p := n.w.leader()
+	if p == nil {
+		return
+	}
+	c := n.clients[n.rng.IntN(len(n.clients))]
+	set := func(on bool) {
+		for _, s := range n.w.servers {
+			n.w.net.cut(s.name, c, on)
+			n.w.net.cut(c, s.name, on)
+		}
+	}
+	r := &rendezvous{make(chan struct{}), make(chan struct{})}
+	defer close(r.release)
+	p.seam.expiry.Store(r)
+	set(true)
+	reached := false
+	select {
+	case <-r.reached:
+		reached = true
+	case <-time.After(4 * time.Second):
+		reached = !p.seam.expiry.CompareAndSwap(r, nil)
+	}
+	away := reached && n.transfer(n.w.server(n.others(p.s)[n.rng.IntN(2)]))
+	set(false)
+	if !away {
+		return
+	}
+	time.Sleep(n.between(300*time.Millisecond, 900*time.Millisecond)) // virtual: the client comes back
+	if n.transfer(p.s) && p.s.running() == p {
+		n.w.counts.add("expiry proposed two terms late")
 	}
 }
 

@@ -67,8 +67,8 @@ func drifting(bound float64) func(*rand.Rand) func(int, time.Time) *machineClock
 var scenarios = []scenario{
 	{name: "servers", kinds: []kind{kills, pauses, cuts, stall, revokes}, locks: 6, clocks: exact, share: 1, timed: true},
 	{name: "stale-leaders", kinds: []kind{blind, afar, cuts, lags, away, lates}, locks: 6, clocks: exact, share: 1, timed: true},
-	{name: "flapping", kinds: []kind{flaps, lags, away, kills, revokes}, locks: 6, clocks: exact, share: 1, timed: true},
-	{name: "everything", kinds: []kind{kills, pauses, cuts, away, lates, stall, blind, afar, flaps, lags, revokes}, locks: 6, clocks: exact, share: 1, timed: true},
+	{name: "flapping", kinds: []kind{flaps, lags, away, tardy, kills, revokes}, locks: 6, clocks: exact, share: 1, timed: true},
+	{name: "everything", kinds: []kind{kills, pauses, cuts, away, lates, stall, blind, afar, tardy, flaps, lags, revokes}, locks: 6, clocks: exact, share: 1, timed: true},
 	{name: "drift", kinds: []kind{cuts, blind, kills, away, lates, flaps}, locks: 6, clocks: drifting(rho), share: 1 - 2*rho, timed: true},
 	{name: "clocks-beyond-bounds", kinds: []kind{steps, cuts, blind, kills, revokes}, locks: 6, clocks: drifting(0.2)},
 }
@@ -137,7 +137,7 @@ func record(t *testing.T, sc scenario, seed uint64) (history.History, report, hi
 	locks := lockNames(sc.locks)
 
 	ctx, cancel := context.WithCancel(context.Background())
-	n := &nemesis{w: w, rng: rng, locks: locks, kinds: sc.kinds}
+	n := &nemesis{w: w, rng: rng, locks: locks, kinds: sc.kinds, reader: newRaw(w, "reader-9", locks, false)}
 	for i := range 4 {
 		n.clients = append(n.clients, fmt.Sprintf("sdk-%d", i), fmt.Sprintf("raw-%d", i))
 	}
@@ -172,7 +172,7 @@ func record(t *testing.T, sc scenario, seed uint64) (history.History, report, hi
 	go func() { defer close(watched); b.watch(watching, w) }()
 
 	time.Sleep(500 * time.Millisecond) // virtual
-	for longest := time.Now().Add(5 * *flagFor); ; {
+	for longest := time.Now().Add(10 * *flagFor); ; {
 		faults, heal := context.WithTimeout(ctx, *flagFor/4)
 		n.run(faults)
 		heal()
@@ -184,6 +184,7 @@ func record(t *testing.T, sc scenario, seed uint64) (history.History, report, hi
 	time.Sleep(2 * time.Second) // virtual
 	cancel()
 	<-clients
+	n.reader.close()
 	time.Sleep(4 * time.Second) // virtual: beliefs run out
 	unwatch()
 	<-watched

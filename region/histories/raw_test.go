@@ -113,12 +113,7 @@ func (c *rawClient) run(ctx context.Context) {
 		s.stop()
 		s.done.Wait()
 	}
-	c.late.Wait()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, cc := range c.conns {
-		_ = cc.Close()
-	}
+	c.close()
 }
 
 func (c *rawClient) openSession(ctx context.Context) *rawSession {
@@ -411,13 +406,21 @@ func (s *rawSession) release(ctx context.Context, lock string, token uint64) {
 // read asks who holds what, at any server, until ctx ends.
 func (c *rawClient) read(ctx context.Context) {
 	for ctx.Err() == nil {
-		lock := c.locks[c.rng.IntN(len(c.locks))]
-		at := c.any()
-		_, _ = call(500*time.Millisecond, func(ctx context.Context) (*pb.GetLeaseResponse, error) {
-			return pb.NewLeaseServiceClient(c.conn(at)).GetLease(ctx, &pb.GetLeaseRequest{Resource: lock})
-		})
+		c.get(c.any(), c.locks[c.rng.IntN(len(c.locks))])
 		pause(ctx, c.upTo(80*time.Millisecond))
 	}
+	c.close()
+}
+
+func (c *rawClient) get(at, lock string) {
+	_, _ = call(500*time.Millisecond, func(ctx context.Context) (*pb.GetLeaseResponse, error) {
+		return pb.NewLeaseServiceClient(c.conn(at)).GetLease(ctx, &pb.GetLeaseRequest{Resource: lock})
+	})
+}
+
+// close waits for what was begun, and disconnects.
+func (c *rawClient) close() {
+	c.late.Wait()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, cc := range c.conns {

@@ -341,10 +341,15 @@ type seam struct {
 	*replica.Replica
 	lag    atomic.Int64 // the longest wait
 	lagged atomic.Int64 // how many calls waited
+	// expiry, if set, is told of the next Expire, which then waits for the other
+	// end.
+	expiry atomic.Pointer[rendezvous]
 
 	mu  sync.Mutex
 	rng *rand.Rand
 }
+
+type rendezvous struct{ reached, release chan struct{} }
 
 func (s *seam) wait() {
 	longest := s.lag.Load()
@@ -366,6 +371,10 @@ func (s *seam) wait() {
 func (s *seam) ProposeUrgent(ctx context.Context, c *pb.Command) (*pb.CommandResult, error) {
 	if c.GetExpire() != nil || c.GetRevoke() != nil || c.GetEndRevocation() != nil {
 		s.wait()
+	}
+	if r := s.expiry.Load(); r != nil && c.GetExpire() != nil && s.expiry.CompareAndSwap(r, nil) {
+		close(r.reached)
+		<-r.release
 	}
 	return s.Replica.ProposeUrgent(ctx, c)
 }
