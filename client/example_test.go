@@ -62,7 +62,7 @@ func exampleElection(ctx context.Context, c *client.Client, address string, sche
 			return err
 		}
 		if ctx.Err() != nil {
-			return nil
+			return nil //nolint:nilerr // told to stop, which is no failure
 		}
 	}
 }
