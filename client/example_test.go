@@ -52,7 +52,7 @@ func exampleSemaphore(ctx context.Context, c *client.Client, build func(context.
 
 func exampleElection(ctx context.Context, c *client.Client, address string, schedule func(context.Context, fence.Token)) error {
 	election := c.Election("lock/scheduler")
-	for {
+	for ctx.Err() == nil {
 		leadership, err := election.Campaign(ctx, []byte(address))
 		if err != nil {
 			return err
