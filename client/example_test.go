@@ -61,10 +61,8 @@ func exampleElection(ctx context.Context, c *client.Client, address string, sche
 		if err := election.Resign(ctx); err != nil {
 			return err
 		}
-		if ctx.Err() != nil {
-			return nil //nolint:nilerr // told to stop, which is no failure
-		}
 	}
+	return nil
 }
 
 func exampleObserve(ctx context.Context, c *client.Client, use func(address string)) error {
