@@ -163,7 +163,12 @@ func (c *cluster) clientLinks() *link.Links {
 // client returns a client of the cluster, closed when the test ends.
 func (c *cluster) client(home string, ttl time.Duration) *client.Client {
 	c.t.Helper()
-	cfg := client.Config{Home: home, Links: c.clientLinks(), TTL: ttl}
+	return c.newClient(client.Config{Home: home, Links: c.clientLinks(), TTL: ttl})
+}
+
+// newClient returns a client of the cluster's regions, closed when the test ends.
+func (c *cluster) newClient(cfg client.Config) *client.Client {
+	c.t.Helper()
 	for _, r := range c.File().Regions {
 		region := client.Region{Name: r.Name}
 		for _, s := range r.Servers {
