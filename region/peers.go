@@ -191,7 +191,7 @@ func (p *peers) heard(process string) {
 	defer p.mu.Unlock()
 	for key, c := range p.conns {
 		if key.server == process {
-			c.ResetConnectBackoff()
+			link.RetryNow(c)
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
 )
@@ -126,4 +127,16 @@ func (l *Links) DialGRPC(plane Plane, peer Peer, extra ...grpc.DialOption) (*grp
 	}
 	// passthrough: dialRaw resolves the host afresh at each dial.
 	return grpc.NewClient("passthrough:///"+peer.Address, append(opts, extra...)...)
+}
+
+// RetryNow ends the wait for a connection's next attempt, if it is waiting [F50].
+//
+// Not in other states: grpc-go v1.85.0 walks a map in ResetConnectBackoff without
+// the lock under which a connection that begins to connect writes to it, and Go
+// ends a process that does both at once. A connection that waits after a failed
+// attempt has its entries, and keeps them.
+func RetryNow(conn *grpc.ClientConn) {
+	if conn.GetState() == connectivity.TransientFailure {
+		conn.ResetConnectBackoff()
+	}
 }

@@ -45,6 +45,8 @@ func (g *group) apply(c *pb.Command) *pb.CommandResult {
 
 // diverge makes the follower's state another one.
 func (g *group) diverge() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
 	g.index++
 	c := &pb.Command{Kind: &pb.Command_OpenSession{OpenSession: &pb.OpenSessionCommand{SessionId: "x", SecretHash: make([]byte, 32), TtlMs: 1000}}}
 	g.machines[1].Apply(g.index, 1, c)
@@ -52,20 +54,48 @@ func (g *group) diverge() {
 
 // pass lets time and the log go on to an index.
 func (g *group) pass(index uint64) {
-	for g.index < index {
+	for g.at() < index {
 		g.apply(&pb.Command{Kind: &pb.Command_Pulse{Pulse: &pb.PulseCommand{}}})
 	}
 	time.Sleep(2 * every) // virtual
+	synctest.Wait()
 }
 
-func (g *group) Leading() (uint64, bool) { return 1, g.leads }
-func (g *group) View() state.View        { return g.machines[0].View() }
+func (g *group) at() uint64 {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.index
+}
+
+// set changes the group while the teller may look.
+func (g *group) set(leads bool, fail error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.leads, g.fail = leads, fail
+}
+
+func (g *group) Leading() (uint64, bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return 1, g.leads
+}
+
+func (g *group) View() state.View {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.machines[0].View()
+}
 
 func (g *group) Propose(_ context.Context, c *pb.Command) (*pb.CommandResult, error) {
-	if g.fail != nil {
-		return nil, g.fail
+	g.mu.Lock()
+	fail := g.fail
+	if fail == nil {
+		g.told = append(g.told, c.GetStateHash())
 	}
-	g.told = append(g.told, c.GetStateHash())
+	g.mu.Unlock()
+	if fail != nil {
+		return nil, fail
+	}
 	return g.apply(c), nil
 }
 
@@ -90,20 +120,20 @@ func TestTheLeaderTellsEachHashOnce(t *testing.T) {
 		if len(g.told) != 0 {
 			t.Fatalf("told %v before there is one", g.told)
 		}
-		g.fail = errors.New("overloaded")
+		g.set(true, errors.New("overloaded"))
 		g.pass(state.HashEvery + 100)
-		g.fail = nil
+		g.set(true, nil)
 		g.pass(state.HashEvery + 200)
 		g.pass(state.HashEvery + 300)
 		if len(g.told) != 1 || g.told[0].GetIndex() != state.HashEvery {
 			t.Fatalf("told %v", g.told)
 		}
-		g.leads = false
+		g.set(false, nil)
 		g.pass(2*state.HashEvery + 100)
 		if len(g.told) != 1 {
 			t.Fatalf("a follower told %v", g.told)
 		}
-		g.leads = true
+		g.set(true, nil)
 		g.pass(2*state.HashEvery + 200)
 		if len(g.told) != 2 || g.told[1].GetIndex() != 2*state.HashEvery {
 			t.Fatalf("told %v", g.told)

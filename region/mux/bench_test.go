@@ -115,8 +115,10 @@ func newTalk(b *testing.B, ctx context.Context, n *regiontest.Network, r *region
 		return 0
 	}
 	if way == "edge" {
-		for r.Server(0).Edge().Term() == 0 {
-			time.Sleep(time.Millisecond) // until the server has found itself to lead
+		tick := time.NewTicker(time.Millisecond)
+		defer tick.Stop()
+		for r.Server(0).Edge().Term() == 0 { // until the server has found itself to lead
+			<-tick.C
 		}
 		c, err := r.Server(0).Edge().Open(policy.Caller{Role: policy.Client, Name: "client/a"})
 		if err != nil {

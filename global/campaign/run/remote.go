@@ -223,7 +223,7 @@ func (r *voter) heard(process string) {
 	defer r.mu.Unlock()
 	for i, p := range r.peers {
 		if p.Name == process && r.conns[i] != nil {
-			r.conns[i].ResetConnectBackoff()
+			link.RetryNow(r.conns[i])
 		}
 	}
 }
