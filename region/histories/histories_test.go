@@ -180,6 +180,11 @@ func record(t *testing.T, sc scenario, seed uint64) (history.History, report, hi
 		if enough || time.Now().After(longest) {
 			break
 		}
+		if w.leaderChanges() <= minChanges { // the draw of faults had few
+			if p := w.leader(); p != nil {
+				n.transfer(w.server(n.others(p.s)[rng.IntN(2)]))
+			}
+		}
 	}
 	time.Sleep(2 * time.Second) // virtual
 	cancel()

@@ -352,10 +352,11 @@ func TestL4NewLeaderAsksAgain(t *testing.T) {
 	if r.l.Stats().Offers != 1 {
 		t.Fatal("the new leader does not ask again")
 	}
-	// Its first ack limits the token, until confirmed.
+	// Its first ack limits the token, until confirmed: the time for it begins when a
+	// session that is not heard would have ended.
 	a := r.attach(2, "s1", nil)
-	if len(a.Held) != 1 || since(a.Held[0].Until) != 8*time.Second {
-		t.Errorf("first ack %v", a)
+	if want := 3*time.Second + ttl + DefaultConfirmWithin; len(a.Held) != 1 || since(a.Held[0].Until) != want {
+		t.Errorf("first ack %v, want a limit at %v", a, want)
 	}
 	r.revoke("lock/a", k)
 	if until, _ := r.l.RevocationEnd("s1", "lock/a", k); until.Sub(t0) != 3*time.Second+d {
@@ -366,6 +367,21 @@ func TestL4NewLeaderAsksAgain(t *testing.T) {
 	r.elect()
 	if a := r.attach(2, "s1", tokens{"lock/a": k}); len(a.Held) != 1 || a.Held[0].Until != 0 {
 		t.Errorf("first ack %v", a)
+	}
+}
+
+// A lease that was confirmed to the leader before is not taken back from a client
+// that a new leader does not hear, while its session lives [I6].
+func TestF23ANewLeaderTakesNothingBackBeforeTheSessionEnds(t *testing.T) {
+	r, k := offer(t)
+	r.keepalive(2, "s1", tokens{"lock/a": k})
+	r.check()
+	r.elect()
+	for at := time.Second; at < ttl; at += time.Second {
+		r.to(at)
+		if len(r.commands) > 0 {
+			t.Fatalf("after %v of a TTL of %v: %v", at, ttl, r.commands)
+		}
 	}
 }
 

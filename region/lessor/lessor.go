@@ -322,7 +322,10 @@ func (l *Lessor) found(s *session, h state.Lease) {
 		l.unlist(e)
 		l.wake(e, timerRevocation, e.until)
 	case h.Offered:
-		l.offer(e)
+		// It may have been confirmed to an earlier leader, who alone knew. So a client
+		// that is not heard loses it with its session, and no sooner; one that is heard
+		// has time to confirm it again [F23].
+		l.offerFrom(e, l.start.Add(s.ttl))
 	}
 }
 

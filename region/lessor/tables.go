@@ -61,8 +61,11 @@ func (l *Lessor) unlist(e *lease) {
 }
 
 // offer starts the time within which the client must confirm [F23].
-func (l *Lessor) offer(e *lease) {
-	e.offerEnd = l.now.Add(min(e.session.ttl, l.cfg.ConfirmWithin))
+func (l *Lessor) offer(e *lease) { l.offerFrom(e, l.now) }
+
+// offerFrom counts that time from an instant.
+func (l *Lessor) offerFrom(e *lease, from instant.Instant) {
+	e.offerEnd = from.Add(min(e.session.ttl, l.cfg.ConfirmWithin))
 	e.session.offers[e] = struct{}{}
 	l.wake(e, timerOffer, e.offerEnd)
 }

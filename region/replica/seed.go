@@ -83,7 +83,7 @@ func (c SeedConfig) fill(dir string) (err error) {
 	quiet := slog.New(slog.DiscardHandler)
 	failed := func(error) {}
 	stores, err := openStores(storeOptions{
-		dir: dir, segmentSize: defaultSegmentSize, log: quiet, logger: newHlog(quiet, "raft"),
+		dir: dir, segmentSize: defaultSegmentSize, logCache: logCacheSize, log: quiet, logger: newHlog(quiet, "raft"),
 		guard: newGuard(nil, failed, func(string, time.Duration, error) {}),
 	})
 	if err != nil {
