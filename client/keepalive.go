@@ -43,7 +43,7 @@ func (r *region) take(msg *pb.AttachResponse) {
 	if s == nil {
 		return
 	}
-	s.heard, r.stream.acked = now, now
+	s.heard = now
 	s.answeredTo = max(s.answeredTo, ack.GetSequence())
 	if sent, ok := r.answered(s, ack.GetSequence()); ok {
 		s.acked = max(s.acked, sent)

@@ -68,7 +68,7 @@ type session struct {
 	// or a new term on it, has begun to speak for the session.
 	answered, attached chan struct{}
 	// soonest is when the first context ends if nothing is heard; 0 without
-	// leases. span is how far off that was when it was last put off.
+	// leases. span is how far off that was when something was last heard.
 	soonest instant.Instant
 	span    time.Duration
 	// urgent asks for a keepalive at once.

@@ -202,6 +202,42 @@ func TestManySessionsCostOneStream(t *testing.T) {
 	})
 }
 
+// A server that hangs is found out with more than a quarter of the head lease to
+// spare, whenever it begins, and by one keepalive however many sessions there
+// are.
+func TestAHungServerIsLeftWithTimeToSpare(t *testing.T) {
+	for phase := time.Duration(0); phase < 900*time.Millisecond; phase += 100 * time.Millisecond {
+		inWorld(t, func(w *world) {
+			w.Delay(func() time.Duration { return time.Millisecond }) // the way is measured, and 0 is unknown
+			w.eu.Elect(1)
+			links := &countingLinks{Links: w.Links("a")}
+			c := w.client("a", func(cfg *client.Config) { cfg.Links, cfg.TTL = links, time.Minute })
+			const n = 40
+			var leases []*client.Lease
+			for i := range n {
+				leases = append(leases, w.take(w.session(c, client.SessionOptions{}), fmt.Sprint("lock/", i)))
+			}
+			time.Sleep(3*time.Second + phase) // virtual
+			before := links.sent.Load()
+			w.eu.Server(0).Freeze()
+			least := time.Minute
+			for range 800 {
+				for _, l := range leases {
+					least = min(least, l.Remaining())
+				}
+				time.Sleep(10 * time.Millisecond) // virtual
+			}
+			if least < 1100*time.Millisecond {
+				t.Errorf("frozen at +%v: only %v were left of 4 s", phase, least)
+			}
+			// One asks, all attach anew; a few may have been due anyway.
+			if sent := links.sent.Load() - before; sent > n+n/2 {
+				t.Errorf("frozen at +%v: %d keepalives of %d sessions", phase, sent, n)
+			}
+		})
+	}
+}
+
 func TestSessionsAreBounded(t *testing.T) {
 	inWorld(t, func(w *world) {
 		c := w.client("a")

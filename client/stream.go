@@ -142,8 +142,8 @@ type streamState struct {
 	id validity.StreamID // 0: there is none
 	// up: it has answered something.
 	up bool
-	// acked is when an ack last came on it.
-	acked instant.Instant
+	// probed is when it was last asked whether it hangs.
+	probed instant.Instant
 	// asked are the keepalives sent after the newest that was acknowledged.
 	asked []batch
 }
@@ -207,7 +207,7 @@ func (st *streamState) hungAt() (at instant.Instant) {
 func (r *region) streamOpened() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.stream = streamState{id: r.table.StreamOpened(), acked: r.now()}
+	r.stream = streamState{id: r.table.StreamOpened()}
 	r.detaching = nil // nothing of them is on it
 	for _, s := range r.sessions {
 		s.unanswered = nil

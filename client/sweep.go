@@ -89,25 +89,23 @@ func (r *region) lookAt(s *session, now instant.Instant) instant.Instant {
 		r.beginRelease(l)
 		r.client.spawn(func() { r.keepReleasing(s, l.resource, l.token, l) })
 	}
-	if soonest != s.soonest {
-		if soonest > s.soonest {
-			s.span = soonest.Sub(now)
-		}
-		s.soonest = soonest
-	}
+	s.soonest = soonest
 	if soonest == 0 {
 		return next
 	}
+	heard := instant.Min(r.heard, now)
+	s.span = soonest.Sub(heard)
 	next = instant.Min(next, soonest)
-	half := soonest.Add(-s.span / 2)
+	half := heard.Add(s.span / 2)
 	if now < half {
-		return instant.Min(next, instant.Min(half, now.Add(max(s.span/4, minRetry))))
+		return instant.Min(next, half)
 	}
-	// Half of what the leases have left has gone and nothing prolonged them: if
-	// the server hangs, a keepalive of one of its sessions shows it in time. In a
-	// lapse it answers, and is not asked all the time.
+	// Half of what the leases had left has gone and nothing came: if the server
+	// hangs, a keepalive of one of its sessions shows it in time. In a lapse it
+	// answers, and is not asked all the time.
 	again := max(s.span/8, minRetry)
-	if r.stream.id != 0 && len(r.stream.asked) == 0 && now.Sub(r.stream.acked) >= again {
+	if r.stream.id != 0 && len(r.stream.asked) == 0 && now.Sub(r.stream.probed) >= again {
+		r.stream.probed = now
 		r.confirm(s)
 	}
 	return instant.Min(next, now.Add(again))
