@@ -25,7 +25,7 @@ const (
 	turnTimeout = 2 * time.Second
 	// levelEvery is how often the leader looks whether the feature level can
 	// rise.
-	levelEvery = 2 * time.Second
+	levelEvery = 250 * time.Millisecond
 )
 
 // GroupRaft is what Group needs of this server's replica.
