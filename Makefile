@@ -110,8 +110,8 @@ drills: build ## every scenario, one after the other; results as JSON
 	bin/headlease drill run region-loss --json
 	bin/headlease drill run cable-cut --json
 
-scale: ## 20,000 sessions in processes of their own outlive a killed leader, a rolling restart and a redeployment
-	go test -count=1 -v -timeout 20m -run TestManySessions ./internal/e2e -scale.sessions $(or $(SESSIONS),20000)
+scale: ## 20,000 sessions in processes of their own outlive a killed leader, a rolling restart (PAUSE 4s after each server), a redeployment
+	go test -count=1 -v -timeout 20m -run TestManySessions ./internal/e2e -scale.sessions $(or $(SESSIONS),20000) -scale.pause $(or $(PAUSE),4s)
 
 soak: build ## region losses over and over, RUNS (10) times; prints the failover time of each
 	@for i in $$(seq $(or $(RUNS),10)); do bin/headlease drill run region-loss --json || exit 1; done

@@ -23,6 +23,8 @@ import (
 
 var scaleSessions = flag.Int("scale.sessions", 1000, "sessions of the scale test, over a connection for each 200, at least 12")
 
+var scalePause = flag.Duration("scale.pause", 0, "pause of the rolling restart after each server that has caught up")
+
 // TestManySessionsOutliveTheServers: sessions in processes of their own, over
 // connections to all three servers, each with a lock: a killed leader, a rolling
 // restart of all servers, and the redeployment of half of the client processes
@@ -86,6 +88,9 @@ func TestManySessionsOutliveTheServers(t *testing.T) {
 			t.Fatal(err)
 		}
 		c.caughtUp(p.Name)
+		if *scalePause > 0 {
+			<-time.After(*scalePause)
+		}
 	}
 	all("report", remotes...)
 
