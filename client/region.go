@@ -9,6 +9,7 @@ import (
 	"github.com/headlease/headlease/client/validity"
 	"github.com/headlease/headlease/fence"
 	"github.com/headlease/headlease/internal/instant"
+	"github.com/headlease/headlease/internal/wake"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
 
@@ -101,13 +102,6 @@ func newRegion(c *Client, r Region) *region {
 
 func (r *region) now() instant.Instant { return r.client.cfg.Clock.Now() }
 
-func poke(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
-}
-
 // touch looks at a session anew: when its keepalive is due, and what has ended.
 // r.mu is held.
 func (r *region) touch(s *session) {
@@ -116,7 +110,7 @@ func (r *region) touch(s *session) {
 	}
 	r.schedule(s)
 	r.looks.set(&s.look, 0)
-	poke(r.tick)
+	wake.Up(r.tick)
 }
 
 // lookBy looks at a session at that instant at the latest. r.mu is held.
@@ -126,7 +120,7 @@ func (r *region) lookBy(s *session, now, at instant.Instant) {
 	}
 	r.looks.set(&s.look, at)
 	if at.Sub(now) < sweepEvery { // else the sweep comes by before
-		poke(r.tick)
+		wake.Up(r.tick)
 	}
 }
 
@@ -149,7 +143,7 @@ func (r *region) schedule(s *session) {
 	sooner := first == nil || next < first.at
 	r.sends.set(&s.send, next)
 	if sooner { // a later one needs no wake-up: the stream looks again when it is due
-		poke(r.wake)
+		wake.Up(r.wake)
 	}
 }
 
@@ -208,7 +202,7 @@ func (r *region) finish(s *session, cause error, why func(*Lease) error) {
 	clear(s.waiting)
 	s.end(cause)
 	if len(r.sessions) == 0 {
-		poke(r.wake) // the stream ends
+		wake.Up(r.wake) // the stream ends
 	}
 }
 
@@ -221,7 +215,7 @@ const maxDetaching = MaxSessions
 func (r *region) detach(s *session) {
 	if len(r.detaching) < maxDetaching {
 		r.detaching = append(r.detaching, s.id)
-		poke(r.wake)
+		wake.Up(r.wake)
 	}
 }
 

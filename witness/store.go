@@ -18,6 +18,7 @@ import (
 	"github.com/headlease/headlease/global/config"
 	"github.com/headlease/headlease/global/register"
 	"github.com/headlease/headlease/internal/fault"
+	"github.com/headlease/headlease/internal/fsync"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
 
@@ -202,7 +203,7 @@ func (s *store) begin(c storeConfig) (contents, error) {
 			meta.Put(keyLives, numbers(got.lives)), meta.Put(keyWrites, number(got.writes)))
 	})
 	if err == nil && fresh {
-		err = errors.Join(syncDirectory(filepath.Dir(s.path)), syncDirectory(filepath.Dir(filepath.Dir(s.path))))
+		err = errors.Join(fsync.Dir(filepath.Dir(s.path)), fsync.Dir(filepath.Dir(filepath.Dir(s.path))))
 	}
 	if err != nil {
 		return contents{}, fmt.Errorf("data_dir: %w", err)
@@ -370,12 +371,4 @@ func randomID() uint64 {
 			return id
 		}
 	}
-}
-
-func syncDirectory(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
 }

@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+
+	"github.com/headlease/headlease/internal/fsync"
 )
 
 // journal is the file of entries, JSON lines, each fsynced before its
@@ -38,7 +40,7 @@ func openJournal(path string) (*journal, error) {
 	if good < len(data) {
 		err = f.Truncate(int64(good))
 	}
-	if err = errors.Join(err, f.Sync(), syncDir(filepath.Dir(path))); err != nil {
+	if err = errors.Join(err, f.Sync(), fsync.Dir(filepath.Dir(path))); err != nil {
 		return nil, errors.Join(fmt.Errorf("journal: %w", err), f.Close())
 	}
 	return &journal{file: f, entries: entries}, nil
@@ -108,11 +110,3 @@ func (j *journal) last(resource string) (Entry, bool) {
 }
 
 func (j *journal) close() error { return j.file.Close() }
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
-}

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/headlease/headlease/fence"
+	"github.com/headlease/headlease/internal/fsync"
 )
 
 // Names within the guard's directory.
@@ -99,7 +100,7 @@ func (j *journal) rewrite() error {
 		err = os.Rename(f.Name(), path)
 	}
 	if err == nil {
-		err = syncDir(j.dir)
+		err = fsync.Dir(j.dir)
 	}
 	if err != nil {
 		return errors.Join(fmt.Errorf("write mark journal: %w", err), f.Close())
@@ -155,13 +156,5 @@ func makeDir(dir string) error {
 	if err != nil {
 		return fmt.Errorf("directory of marks: %w; make its parent first", err)
 	}
-	return syncDir(filepath.Dir(dir))
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
+	return fsync.Dir(filepath.Dir(dir))
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/headlease/headlease/internal/fsync"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
 
@@ -52,13 +53,5 @@ func Save(path string, fill func(put func(*pb.BackupFrame) error) error, progres
 	if err != nil {
 		return err
 	}
-	return syncDir(dir)
-}
-
-func syncDir(path string) error {
-	d, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
+	return fsync.Dir(dir)
 }

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+
+	"github.com/headlease/headlease/internal/wake"
 )
 
 // resetAfter is how long a connection may be held by a cut and still go on.
@@ -189,7 +191,7 @@ func (e *end) Write(b []byte) (int, error) {
 		e.f.heldBytes += len(b)
 		p.held = true
 	}
-	poke(p.wake)
+	wake.Up(p.wake)
 	return len(b), nil
 }
 
@@ -268,8 +270,8 @@ func (e *end) Close() error {
 		delete(e.f.pipes, e.in)
 		delete(e.f.pipes, e.out)
 	}
-	poke(e.in.wake)
-	poke(e.out.wake)
+	wake.Up(e.in.wake)
+	wake.Up(e.out.wake)
 	return nil
 }
 
@@ -280,7 +282,7 @@ func (e *end) SetReadDeadline(t time.Time) error {
 	e.f.mu.Lock()
 	defer e.f.mu.Unlock()
 	e.deadline = t
-	poke(e.in.wake)
+	wake.Up(e.in.wake)
 	return nil
 }
 

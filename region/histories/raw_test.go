@@ -11,6 +11,7 @@ import (
 
 	"github.com/headlease/headlease/client/validity"
 	"github.com/headlease/headlease/fence"
+	"github.com/headlease/headlease/internal/wake"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
 
@@ -179,10 +180,10 @@ func (s *rawSession) stream(ctx context.Context, at string) {
 				return
 			}
 			if s.take(m) {
-				poke(confirm)
+				wake.Up(confirm)
 			}
 			if m.GetAck() != nil {
-				poke(acked)
+				wake.Up(acked)
 			}
 		}
 	})
@@ -214,13 +215,6 @@ func (s *rawSession) stream(ctx context.Context, at string) {
 	}
 }
 
-func poke(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
-}
-
 // take follows the stream, and says whether a keepalive should confirm
 // something.
 func (s *rawSession) take(m *pb.AttachResponse) (confirm bool) {
@@ -238,7 +232,7 @@ func (s *rawSession) take(m *pb.AttachResponse) (confirm bool) {
 	case *pb.AttachResponse_Grant:
 		s.named[k.Grant.GetHeld().GetResource()] = k.Grant.GetHeld().GetToken()
 		s.grants[k.Grant.GetRequestId()] = k.Grant.GetHeld().GetToken()
-		poke(s.news)
+		wake.Up(s.news)
 		confirm = k.Grant.GetHeld().GetUntil() != 0
 	case *pb.AttachResponse_Withdrawal:
 		if s.named[k.Withdrawal.GetResource()] == k.Withdrawal.GetToken() {
@@ -246,7 +240,7 @@ func (s *rawSession) take(m *pb.AttachResponse) (confirm bool) {
 		}
 	case *pb.AttachResponse_Ended:
 		s.over = true
-		poke(s.news)
+		wake.Up(s.news)
 	}
 	return confirm && !s.c.deaf
 }

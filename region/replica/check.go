@@ -9,6 +9,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/headlease/headlease/internal/instant"
+	"github.com/headlease/headlease/internal/wake"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
 
@@ -63,7 +64,7 @@ func (r *Replica) CheckAt(ctx context.Context) (term uint64, began instant.Insta
 	if round == nil {
 		round = &checkRound{done: make(chan struct{})}
 		c.next = round
-		poke(c.wake)
+		wake.Up(c.wake)
 	}
 	c.mu.Unlock()
 	select {

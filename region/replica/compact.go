@@ -7,6 +7,7 @@ import (
 
 	"github.com/hashicorp/raft"
 
+	"github.com/headlease/headlease/internal/wake"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
 
@@ -352,7 +353,7 @@ func (c *compactor) hear(req *pb.CurrentTermRequest) {
 	defer c.mu.Unlock()
 	c.heard = time.Now()
 	if turn && !c.turn {
-		poke(c.wake)
+		wake.Up(c.wake)
 	}
 	c.turn = turn
 	if req.GetRetainFrom() != 0 {

@@ -13,6 +13,8 @@ import (
 	"syscall"
 
 	"github.com/google/uuid"
+
+	"github.com/headlease/headlease/internal/fsync"
 )
 
 // metaFormat is the format of a server's data directory. A directory of another
@@ -153,7 +155,7 @@ func createDataDir(path string, m meta) error {
 		return fmt.Errorf("data directory %s: %w", path, err)
 	}
 	for _, dir := range []string{path, filepath.Dir(path)} {
-		if err := syncDir(dir); err != nil {
+		if err := fsync.Dir(dir); err != nil {
 			return fmt.Errorf("data directory %s: %w", path, err)
 		}
 	}
@@ -170,14 +172,6 @@ func writeSynced(name string, data []byte) error {
 		err = f.Sync()
 	}
 	return errors.Join(err, f.Close())
-}
-
-func syncDir(path string) error {
-	d, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
 }
 
 // cleanSnapshots removes snapshots that a crash left half written;

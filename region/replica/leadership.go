@@ -10,6 +10,7 @@ import (
 	"github.com/hashicorp/raft"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/headlease/headlease/internal/wake"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
 
@@ -34,7 +35,7 @@ func (l *leadership) begin(term uint64, tell func()) {
 	tell()
 	if l.elected.Load() == term {
 		l.led.Store(term)
-		poke(l.gained)
+		wake.Up(l.gained)
 	}
 }
 
@@ -45,14 +46,6 @@ func (l *leadership) end(term uint64, tell func(term uint64)) {
 	l.led.Store(0)
 	l.elected.Store(0)
 	tell(term)
-}
-
-// poke wakes the one goroutine that waits on c, now or when it next waits.
-func poke(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
 }
 
 // leads returns the term in which Raft holds this server leader now. Term and

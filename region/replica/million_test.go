@@ -19,6 +19,7 @@ import (
 
 	"github.com/hashicorp/raft"
 
+	"github.com/headlease/headlease/internal/wake"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 	"github.com/headlease/headlease/region/state"
 )
@@ -315,4 +316,4 @@ type restoredObserver chan struct{}
 func (restoredObserver) Applied(uint64, uint64, []state.Event) {}
 func (restoredObserver) Deposed(uint64)                        {}
 
-func (o restoredObserver) Restored() { poke(o) }
+func (o restoredObserver) Restored() { wake.Up(o) }

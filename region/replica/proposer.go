@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/headlease/headlease/internal/wake"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
 
@@ -204,7 +205,7 @@ func (q *proposer) push(p *proposal, lane int) error {
 		return ErrOverloaded
 	}
 	q.lanes[lane].push(p)
-	poke(q.wake)
+	wake.Up(q.wake)
 	return nil
 }
 
@@ -314,7 +315,7 @@ func (q *proposer) landed() {
 	q.mu.Lock()
 	q.inFlight--
 	q.mu.Unlock()
-	poke(q.wake)
+	wake.Up(q.wake)
 }
 
 // distribute gives each caller its own command's result.

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/headlease/headlease/internal/instant"
+	"github.com/headlease/headlease/internal/wake"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
 
@@ -39,7 +40,7 @@ func (r *Replica) SetD(d time.Duration) {
 	r.pulse.mu.Lock()
 	r.pulse.d = d
 	r.pulse.mu.Unlock()
-	poke(r.pulse.changed)
+	wake.Up(r.pulse.changed)
 }
 
 func (p *pulse) every() time.Duration {

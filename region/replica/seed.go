@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+
+	"github.com/headlease/headlease/internal/fsync"
 )
 
 // SeedConfig says what a data directory is made of.
@@ -67,7 +69,7 @@ func Seed(c SeedConfig) (err error) {
 	if err := os.Rename(temp, path); err != nil {
 		return fail(err)
 	}
-	return syncDir(parent)
+	return fsync.Dir(parent)
 }
 
 // fill writes the stores of a seeded directory.
@@ -103,5 +105,5 @@ func (c SeedConfig) fill(dir string) (err error) {
 	if err := sink.Close(); err != nil {
 		return err
 	}
-	return syncDir(dir)
+	return fsync.Dir(dir)
 }

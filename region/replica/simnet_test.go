@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+
+	"github.com/headlease/headlease/internal/wake"
 )
 
 // simNet is a network of streams with one-way delays and cuts that works inside
@@ -142,7 +144,7 @@ func (c *simConn) Write(b []byte) (int, error) {
 	}
 	h.chunks = append(h.chunks, append([]byte(nil), b...))
 	h.at = append(h.at, time.Now().Add(delay))
-	poke(h.wake)
+	wake.Up(h.wake)
 	return len(b), nil
 }
 
@@ -197,7 +199,7 @@ func (c *simConn) Close() error {
 		h.mu.Lock()
 		h.closed = true
 		h.mu.Unlock()
-		poke(h.wake)
+		wake.Up(h.wake)
 	}
 	return nil
 }
@@ -209,7 +211,7 @@ func (c *simConn) SetDeadline(t time.Time) error {
 	c.mu.Lock()
 	c.deadline = t
 	c.mu.Unlock()
-	poke(c.rd.wake)
+	wake.Up(c.rd.wake)
 	return nil
 }
 

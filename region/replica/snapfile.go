@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+
+	"github.com/headlease/headlease/internal/fsync"
 )
 
 // A snapshot is a directory TERM-INDEX-MILLISECONDS with two files, as
@@ -258,7 +260,7 @@ func (s *snapSink) finish() error {
 		if err := writeSynced(filepath.Join(s.temp, snapMetaName), append(raw, '\n')); err != nil {
 			return err
 		}
-		if err := syncDir(s.temp); err != nil {
+		if err := fsync.Dir(s.temp); err != nil {
 			return err
 		}
 		if err := s.file.Close(); err != nil {
@@ -267,7 +269,7 @@ func (s *snapSink) finish() error {
 		if err := os.Rename(s.temp, filepath.Join(s.store.dir, s.name.String())); err != nil {
 			return err
 		}
-		return syncDir(s.store.dir)
+		return fsync.Dir(s.store.dir)
 	})
 }
 

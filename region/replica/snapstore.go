@@ -16,6 +16,9 @@ import (
 	"io"
 
 	"github.com/hashicorp/raft"
+
+	"github.com/headlease/headlease/internal/fsync"
+	"github.com/headlease/headlease/internal/wake"
 )
 
 // snapStore keeps snapshots in directories. It differs from hashicorp/raft's
@@ -191,7 +194,7 @@ func (s *snapStore) foundDamaged(id string, err error) {
 	if !known {
 		s.log.Error("a snapshot is damaged and not used any more; writing another", "path", filepath.Join(s.dir, id), "error", err)
 	}
-	poke(s.wanted)
+	wake.Up(s.wanted)
 }
 
 // Open returns a snapshot's state once all of it has been read and found sound.
@@ -300,5 +303,5 @@ func (s *snapStore) setAside(n snapName) error {
 		}
 	}
 	path := filepath.Join(s.dir, n.String())
-	return errors.Join(os.Rename(path, path+snapDamaged), syncDir(s.dir))
+	return errors.Join(os.Rename(path, path+snapDamaged), fsync.Dir(s.dir))
 }

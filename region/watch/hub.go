@@ -10,6 +10,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/headlease/headlease/internal/wake"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
 
@@ -133,7 +134,7 @@ func (h *Hub) add(revision uint64, events []*pb.WatchEvent) {
 	h.in.Lock()
 	h.in.ring.add(e)
 	h.in.Unlock()
-	poke(h.more)
+	wake.Up(h.more)
 }
 
 // Restored follows a snapshot that replaced the state: all watchers begin
@@ -144,7 +145,7 @@ func (h *Hub) Restored() {
 	h.in.ring.restart(revision)
 	h.in.restored++
 	h.in.Unlock()
-	poke(h.more)
+	wake.Up(h.more)
 }
 
 // Run hands events to the watchers until ctx ends.
@@ -271,11 +272,4 @@ func (w *Watcher) Close() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.clear()
-}
-
-func poke(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
 }

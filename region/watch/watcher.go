@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/headlease/headlease/internal/wake"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
 
@@ -65,7 +66,7 @@ func (w *Watcher) put(e *pb.WatchEvent) {
 	}
 	w.queue = append(w.queue, e)
 	w.bytes += n
-	poke(w.more)
+	wake.Up(w.more)
 }
 
 // recall puts what the ring knows of the time before the watcher came into the
@@ -105,7 +106,7 @@ func (w *Watcher) loseLocked(why string) {
 		w.lost = why
 	}
 	w.clear()
-	poke(w.more)
+	wake.Up(w.more)
 }
 
 // clear the queue. w.mu is held.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync"
 
+	"github.com/headlease/headlease/internal/wake"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
 
@@ -40,7 +41,7 @@ func (q *Queue) Push(m *pb.AttachResponse) bool {
 	}
 	q.queue = append(q.queue, m)
 	q.held += n
-	poke(q.more)
+	wake.Up(q.more)
 	return true
 }
 
@@ -53,7 +54,7 @@ func (q *Queue) End(err error) {
 		q.err = err
 		close(q.done)
 	}
-	poke(q.more)
+	wake.Up(q.more)
 }
 
 // Next returns the next messages, waiting for the first; what was queued before

@@ -13,6 +13,7 @@ import (
 	"github.com/headlease/headlease/fence"
 	"github.com/headlease/headlease/internal/clock"
 	"github.com/headlease/headlease/internal/instant"
+	"github.com/headlease/headlease/internal/wake"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 	"github.com/headlease/headlease/region/lessor"
 	"github.com/headlease/headlease/region/state"
@@ -240,17 +241,10 @@ func (s *Shell) flush() {
 		s.propose(s.term, c)
 	}
 	if s.lessor.CheckWanted() {
-		poke(s.ask)
+		wake.Up(s.ask)
 	}
 	if at, ok := s.lessor.Next(); ok && at < s.armed {
-		poke(s.wake)
-	}
-}
-
-func poke(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
+		wake.Up(s.wake)
 	}
 }
 
@@ -304,7 +298,7 @@ func (s *Shell) tick() (wait time.Duration) {
 			s.armed = 0 // it is set below
 			s.flush()
 		} else if s.lessor.CheckWanted() {
-			poke(s.ask)
+			wake.Up(s.ask)
 		}
 		if at, ok := s.lessor.Next(); ok {
 			wait = min(tick, max(time.Millisecond, at.Sub(now)))
