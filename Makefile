@@ -6,9 +6,10 @@ MAKEFLAGS += --no-print-directory
 
 # The one place for build flags: hashicorpmetrics makes raft, its stores and memberlist
 # write to one metrics library (docs/decisions/0001); grpcnotrace leaves out gRPC's trace
-# pages, which keep the linker from dropping unused code (3 MB a binary); the version is stamped by hand,
+# pages, which keep the linker from dropping unused code (3 MB a binary); nethttpomithttp2 leaves out net/http's own
+# HTTP/2, which plain-text pages never speak (docs/decisions/0090); the version is stamped by hand,
 # so that a build does not depend on git being there and trusting the directory.
-export GOFLAGS := $(strip $(filter-out -tags=% -buildvcs=%,$(shell go env GOFLAGS)) -tags=hashicorpmetrics,grpcnotrace -buildvcs=false)
+export GOFLAGS := $(strip $(filter-out -tags=% -buildvcs=%,$(shell go env GOFLAGS)) -tags=hashicorpmetrics,grpcnotrace,nethttpomithttp2 -buildvcs=false)
 
 VERSION ?= $(shell git -c 'safe.directory=*' describe --tags --always --dirty 2>/dev/null || echo devel)
 LDFLAGS := -s -w -X github.com/headlease/headlease/internal/version.release=$(VERSION)
