@@ -32,7 +32,7 @@ build: ## bin/headlease and bin/headlease-witness, static
 
 test: unit histories processes drills fuzz-short ## all tests, the drills, and a short run of each fuzz target
 
-unit: need-cc need-redis need-postgres # tests inside one process, with the race detector
+unit: need-cc need-redis need-postgres need-references # tests inside one process, with the race detector
 	go test -race -timeout 15m $(OTHERS)
 
 processes: # tests that start processes, one package after the other
@@ -47,7 +47,7 @@ soak-histories: ## histories, RUNS (1000) of each kind, from SEED (1) on; failin
 mutants: ## every broken rule is caught by the histories
 	go test -count=1 -timeout 0 -v $(HISTORIES) -run TestMutants -mutants all
 
-race: need-cc need-redis need-postgres ## all tests with the race detector, also of processes
+race: need-cc need-redis need-postgres need-references ## all tests with the race detector, also of processes
 	go test -race -timeout 15m $(OTHERS)
 	go test -race -timeout 30m $(HISTORIES) -runs 1 -mutants none
 	go test -race -p 1 -timeout 40m $(PROCESSES)
@@ -120,7 +120,7 @@ soak: build ## region losses over and over, RUNS (10) times; prints the failover
 clean: ## remove what was built
 	rm -rf bin
 
-.PHONY: need-cc need-git need-redis need-postgres need-spin
+.PHONY: need-cc need-git need-redis need-postgres need-references need-spin
 need-cc: # the race detector and spin's verifiers are compiled by a C compiler
 	@scripts/need.sh gcc gcc libc6-dev
 need-git:
@@ -129,5 +129,9 @@ need-redis: # the Redis guard's tests run a real server
 	@scripts/need.sh redis-server redis-server
 need-postgres: # so do the PostgreSQL guard's; Debian keeps the server itself out of PATH
 	@command -v postgres >/dev/null || scripts/need.sh pg_ctlcluster postgresql
+need-references: # the references of shard in Python and TypeScript are tested too
+	@scripts/need.sh python3 python3
+	@scripts/need.sh node nodejs
+	@scripts/need.sh esbuild esbuild
 need-spin:
 	@scripts/need.sh spin spin

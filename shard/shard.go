@@ -7,8 +7,6 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-
-	"github.com/cespare/xxhash/v2"
 )
 
 // Defaults and bounds of a cluster's shard count and of names.
@@ -17,12 +15,6 @@ const (
 	MaxCount     = 1 << 16
 	MaxKey       = 256
 )
-
-// Of returns the shard of a key: xxhash64(key, seed 0) & (count-1). count is
-// a power of two.
-func Of(key string, count uint32) uint32 {
-	return uint32(xxhash.Sum64String(key) & uint64(count-1))
-}
 
 // Kind of a resource.
 type Kind int
@@ -87,11 +79,11 @@ func Parse(name string) (Resource, error) {
 	return r, nil
 }
 
-// Shard returns the resource's shard, or an error if a shard's number is not
+// Shard returns the resource's hash shard, or an error if a shard's number is not
 // below count.
 func (r Resource) Shard(count uint32) (uint32, error) {
 	if r.Kind != KindShard {
-		return Of(r.Key, count), nil
+		return HashShard(r.Key, count), nil
 	}
 	if r.Number >= count {
 		return 0, fmt.Errorf("resource %q: the cluster has %d shards; use shard/0 to shard/%d", r.Name, count, count-1)

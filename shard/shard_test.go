@@ -7,15 +7,15 @@ import (
 
 // Known values of xxhash64 with seed 0, reduced to 256 shards; other
 // implementations are checked against the same.
-func TestOfIsXXHash64(t *testing.T) {
+func TestHashShardIsXXHash64(t *testing.T) {
 	for key, hash := range map[string]uint64{
 		"":    0xef46db3751d8e999,
 		"a":   0xd24ec4f1a98c6e5b,
 		"abc": 0x44bc2cf5ad770999,
 	} {
 		for _, count := range []uint32{1, 2, 256, MaxCount} {
-			if got, want := Of(key, count), uint32(hash%uint64(count)); got != want {
-				t.Errorf("Of(%q, %d) = %d, want %d", key, count, got, want)
+			if got, want := HashShard(key, count), uint32(hash%uint64(count)); got != want {
+				t.Errorf("HashShard(%q, %d) = %d, want %d", key, count, got, want)
 			}
 		}
 	}

@@ -94,7 +94,7 @@ func Check(cfg *pb.ClusterConfiguration) error {
 }
 
 // FirstException is the number of the first dedicated shard.
-const FirstException = 1 << 24
+const FirstException = shard.FirstDedicated
 
 func checkExceptions(cfg *pb.ClusterConfiguration, fault func(string, ...any)) {
 	keys, shards := map[string]bool{}, map[uint32]bool{}
@@ -239,7 +239,7 @@ type Map struct {
 	byName map[string]int
 	// dedicated are the exceptions' shards by key, home the hash shards of
 	// their keys, in whose partitions they are.
-	dedicated map[string]uint32
+	dedicated shard.Exceptions
 	home      map[uint32]uint32
 }
 
@@ -258,11 +258,11 @@ func NewMap(cfg *pb.ClusterConfiguration) (*Map, error) {
 	}
 	m := &Map{
 		shards: make([]int32, cfg.GetShards()), byName: map[string]int{},
-		dedicated: map[string]uint32{}, home: map[uint32]uint32{},
+		dedicated: shard.Exceptions{}, home: map[uint32]uint32{},
 	}
 	for _, e := range cfg.GetExceptions() {
 		m.dedicated[e.GetKey()] = e.GetShard()
-		m.home[e.GetShard()] = shard.Of(e.GetKey(), cfg.GetShards())
+		m.home[e.GetShard()] = shard.HashShard(e.GetKey(), cfg.GetShards())
 	}
 	for i, p := range cfg.GetPartitions() {
 		m.specs = append(m.specs, p)
@@ -278,6 +278,9 @@ func NewMap(cfg *pb.ClusterConfiguration) (*Map, error) {
 
 // Shards returns the number of shards.
 func (m *Map) Shards() uint32 { return uint32(len(m.shards)) }
+
+// Exceptions are the dedicated shards by key. Do not change them.
+func (m *Map) Exceptions() shard.Exceptions { return m.dedicated }
 
 // Locate parses a resource's name and returns where it belongs. The error names
 // the part of the name that is wrong and the remedy.

@@ -117,7 +117,7 @@ func TestLocate(t *testing.T) {
 	}
 	a, errA := m.Locate("lock/nightly#1")
 	b, errB := m.Locate("lock/nightly#2")
-	if errA != nil || errB != nil || a.Shard != b.Shard || a.Shard != shard.Of("nightly", 256) {
+	if errA != nil || errB != nil || a.Shard != b.Shard || a.Shard != shard.HashShard("nightly", 256) {
 		t.Errorf("slots of a semaphore are apart: %+v %+v", a, b)
 	}
 	for _, bad := range []string{"shard/256", "nightly", "lock/", "zoo/x"} {
