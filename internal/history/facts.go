@@ -70,12 +70,18 @@ func (c *compiler) force(f Fact, op Op, effect bool) {
 }
 
 // asked looks for the call that caused a fact. If none that was answered is
-// there, one without an answer must have been it.
+// there, one without an answer must have been it. An Acquire says in its answer
+// how things stood, which a repeated try learns only some time after an earlier
+// one without an answer took effect: where both may have been it, the effect
+// goes in alone at its instant, and the answer finds it there.
 func (c *compiler) asked(f Fact, matches func(*Op) bool) {
-	op := c.cause(f, matches)
+	op, lost := c.cause(f, matches), c.unanswered(f, matches)
 	if op == nil {
 		c.wrong(f, "nobody has asked for that")
 		return
+	}
+	if op.Kind == Acquire && lost != nil {
+		op = lost
 	}
 	if op.Unknown() {
 		forced := *op
@@ -90,17 +96,23 @@ func (c *compiler) asked(f Fact, matches func(*Op) bool) {
 // cause is the call that a fact comes from, one that was answered before one
 // that was not; nil if there is none.
 func (c *compiler) cause(f Fact, matches func(*Op) bool) *Op {
-	var unknown *Op
 	for _, o := range c.h.Ops {
-		switch {
-		case !matches(o) || o.Call > f.At || o.Answer.Code == Refused:
-		case o.Unknown():
-			unknown = o
-		case o.Return >= f.At && causes(o, f):
+		if o.Call <= f.At && o.Return >= f.At && !o.Unknown() && matches(o) && o.Answer.Code != Refused && causes(o, f) {
 			return o
 		}
 	}
-	return unknown
+	return c.unanswered(f, matches)
+}
+
+// unanswered is the last call without an answer that a fact may come from.
+func (c *compiler) unanswered(f Fact, matches func(*Op) bool) *Op {
+	var last *Op
+	for _, o := range c.h.Ops {
+		if o.Call <= f.At && o.Unknown() && matches(o) && o.Answer.Code != Refused {
+			last = o
+		}
+	}
+	return last
 }
 
 // causes tells whether an answer admits that the call did it.

@@ -81,6 +81,13 @@ func (s *script) ack(session string, until time.Duration, tokens ...uint64) *scr
 	return s.heard(session, &pb.AttachResponse{Kind: &pb.AttachResponse_Ack{Ack: a}})
 }
 
+// lasting makes the last call take so long.
+func (s *script) lasting(d time.Duration) *script {
+	o := s.h.Ops[len(s.h.Ops)-1]
+	o.Return = o.Call + d
+	return s
+}
+
 func (s *script) wait(d time.Duration) *script { s.now += d; return s }
 
 func (s *script) fact(f Fact) *script {
@@ -115,6 +122,10 @@ func TestHistoriesThatTheDesignAllows(t *testing.T) {
 		"a request id that was used": start().granted("a", 1, 10).release("a", 10, OK).acquire("a", 1, true, Answer{Code: Stale}),
 		"facts that explain": start().granted("a", 1, 10).lost(Op{Kind: Acquire, Session: "b", Request: 1, Lowest: 1, Wait: true}).
 			fact(Fact{Kind: Queued, Session: "b", Request: 1}).get("a", 10, 1).fact(Fact{Kind: SessionClosed, Session: "a"}).get("b", 11, 0),
+		"a lost try that took effect while its repeat was under way": start().granted("a", 1, 10).queued("c", 1, 0).
+			lost(Op{Kind: Acquire, Session: "b", Request: 1, Lowest: 1, Wait: true}).
+			queued("b", 1, 0).lasting(60*ms).fact(Fact{Kind: Queued, Session: "b", Request: 1}).get("a", 10, 2).release("a", 10, OK).
+			fact(Fact{Kind: Granted, Session: "c", Request: 1, Token: 11, Offered: true}).get("c", 11, 1),
 	} {
 		if v := Check(s.h, Config{Clocks: clocks}); !v.OK() {
 			t.Errorf("%s: %v", name, v)

@@ -385,6 +385,38 @@ func TestF23ANewLeaderTakesNothingBackBeforeTheSessionEnds(t *testing.T) {
 	}
 }
 
+// A gap of the clock is a restart: sessions live for their TTL again, and so do
+// the offers found at the start, which may have been confirmed before.
+func TestF23AClockGapTakesNothingBackBeforeTheSessionEnds(t *testing.T) {
+	r, k := offer(t)
+	r.keepalive(2, "s1", tokens{"lock/a": k})
+	r.check()
+	r.elect()
+	r.to(time.Second)
+	r.now = r.now.Add(10 * time.Minute)
+	r.l.ClockGap(r.now)
+	r.take()
+	for range int(ttl/time.Second) - 1 {
+		r.now = r.now.Add(time.Second)
+		r.l.Tick(r.now)
+		r.take()
+		if len(r.commands) > 0 {
+			t.Fatalf("%v after a gap, with a TTL of %v: %v", time.Second, ttl, r.commands)
+		}
+	}
+}
+
+// Where a jump of the clock makes the end of a session and of its offer due at
+// once, the session ends, and takes the offer with it.
+func TestF23ASessionThatEndsTakesItsOffers(t *testing.T) {
+	r, _ := offer(t)
+	r.elect()
+	r.to(time.Hour)
+	if len(r.commands) != 1 || len(r.commands[0].Command.GetExpire().GetSessionIds()) != 2 {
+		t.Errorf("%v, want one end of both sessions", r.commands)
+	}
+}
+
 func TestF23ShortTTLShortensTheOffer(t *testing.T) {
 	r := newRig(t, 0)
 	r.open("s0", ttl)

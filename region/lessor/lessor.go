@@ -322,11 +322,15 @@ func (l *Lessor) found(s *session, h state.Lease) {
 		l.unlist(e)
 		l.wake(e, timerRevocation, e.until)
 	case h.Offered:
-		// It may have been confirmed to an earlier leader, who alone knew. So a client
-		// that is not heard loses it with its session, and no sooner; one that is heard
-		// has time to confirm it again [F23].
-		l.offerFrom(e, l.start.Add(s.ttl))
+		l.inherit(e)
 	}
+}
+
+// inherit times an offer that may have been confirmed to an earlier leader, who
+// alone knew. A client that is not heard loses it with its session, and no
+// sooner; one that is heard has time to confirm it again [F23].
+func (l *Lessor) inherit(e *lease) {
+	l.offerFrom(e, l.now.Add(e.session.ttl))
 }
 
 // Term of the Lessor.
@@ -421,6 +425,11 @@ func (l *Lessor) ClockGap(now instant.Instant) {
 	}
 	for _, s := range l.sessions {
 		s.deadline = max(s.deadline, now.Add(s.ttl))
+		for e := range s.offers {
+			if !e.proposed {
+				l.inherit(e)
+			}
+		}
 	}
 	l.restart()
 }

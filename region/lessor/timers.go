@@ -108,6 +108,7 @@ func (l *Lessor) tick(now instant.Instant) { l.now = max(l.now, now) }
 func (l *Lessor) Tick(now instant.Instant) {
 	l.tick(now)
 	var expired []*session
+	var unconfirmed []*lease
 	for len(l.timers) > 0 && l.timers[0].due <= l.now {
 		t := heap.Pop(&l.timers).(*timer)
 		switch t.kind {
@@ -124,9 +125,7 @@ func (l *Lessor) Tick(now instant.Instant) {
 			l.push(t.stream, nil)
 			l.at(l.now.Add(l.pushEvery()), t)
 		case timerOffer:
-			if e := t.lease; !e.revoked && !e.proposed && e.offerEnd != 0 {
-				l.revoke(e)
-			}
+			unconfirmed = append(unconfirmed, t.lease)
 		case timerRevocation:
 			if e := t.lease; !e.proposed {
 				l.endRevocation(e)
@@ -142,6 +141,12 @@ func (l *Lessor) Tick(now instant.Instant) {
 		}
 	}
 	l.expire(expired)
+	for _, e := range unconfirmed {
+		// A session that ends takes its offers with it: a jump of the clock makes both due.
+		if !e.revoked && !e.proposed && e.offerEnd != 0 && !e.session.expiring {
+			l.revoke(e)
+		}
+	}
 }
 
 // expire proposes the end of sessions, in batches of at most MaxRemovals

@@ -76,17 +76,85 @@ func (r *Replica) RemoveServer(ctx context.Context, raftID string) error {
 	})
 }
 
-// TransferLeadership hands leadership to another voter. hashicorp/raft takes a
+// TransferLeadership hands leadership to another voter, once that has what is
+// committed here: until then nothing waits for it. hashicorp/raft takes a
 // non-voter too, and then the group has no leader: refused here.
 func (r *Replica) TransferLeadership(ctx context.Context, raftID string) error {
 	for _, s := range r.Servers() {
 		if s.RaftID == raftID && s.Voter && raftID != r.RaftID() {
-			return r.change(ctx, func(rf *raft.Raft) raft.Future {
-				return rf.LeadershipTransferToServer(raft.ServerID(raftID), raft.ServerAddress(s.Name))
-			})
+			if _, err := r.successor(ctx, s); err != nil {
+				return fmt.Errorf("transfer leadership: %w", err)
+			}
+			return r.change(ctx, func(rf *raft.Raft) raft.Future { return transfer(rf, s) })
 		}
 	}
 	return fmt.Errorf("transfer leadership: %s is not another voter of the group", raftID)
+}
+
+func transfer(rf *raft.Raft, s Server) raft.Future {
+	return rf.LeadershipTransferToServer(raft.ServerID(s.RaftID), raft.ServerAddress(s.Name))
+}
+
+// successor waits for one of the servers to be in this server's term with all
+// that was committed here at the beginning, for at most an election timeout.
+// hashicorp/raft waits so as well, but takes no proposals meanwhile; and two
+// transfers to a server whose disk hangs leave goroutines of it waiting for ever
+// (raft v1.8.0, leadershipTransfer: its send to the server's replication).
+func (r *Replica) successor(ctx context.Context, among ...Server) (Server, error) {
+	rf := r.raft.Load()
+	if rf == nil {
+		return Server{}, ErrClosed
+	}
+	term, ok := leads(rf)
+	if !ok {
+		return Server{}, r.notLeader()
+	}
+	commit := rf.CommitIndex()
+	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timing.Election)
+	defer cancel()
+	type answer struct {
+		Server
+		err error
+	}
+	answers := make(chan answer, len(among))
+	for _, s := range among {
+		r.asking.run(func() { answers <- answer{s, r.caughtUp(ctx, s, term, commit)} })
+	}
+	var last error
+	for range among {
+		select {
+		case a := <-answers:
+			if a.err == nil {
+				return a.Server, nil
+			}
+			last = a.err
+		case <-ctx.Done():
+			return Server{}, fmt.Errorf("no voter has entry %d of term %d yet: %w", commit, term, errors.Join(last, ctx.Err()))
+		}
+	}
+	return Server{}, last
+}
+
+// caughtUp waits until a server is in the term and has an entry.
+func (r *Replica) caughtUp(ctx context.Context, s Server, term, index uint64) error {
+	for {
+		resp, err := r.cfg.Terms.AskTerm(ctx, s.Name)
+		switch {
+		case err != nil:
+			return fmt.Errorf("%s does not answer: %w", s.Name, err)
+		case resp.GetRaftId() != s.RaftID:
+			return fmt.Errorf("%s answers as %s, not as %s: another data directory", s.Name, resp.GetRaftId(), s.RaftID)
+		case resp.GetTerm() > term:
+			return fmt.Errorf("%s is in term %d, after %d", s.Name, resp.GetTerm(), term)
+		case resp.GetTerm() == term && resp.GetLastIndex() >= index:
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%s has the log up to %d, not yet %d: %w", s.Name, resp.GetLastIndex(), index, ctx.Err())
+		case <-time.After(r.cfg.Timing.Commit):
+		}
+	}
 }
 
 // change makes one change of the group and waits for its commit, or ctx's end.

@@ -192,17 +192,23 @@ func (r *Replica) handOver(rf *raft.Raft) {
 	if rf.State() != raft.Leader {
 		return
 	}
-	other := false
+	var others []Server
 	for _, s := range r.Servers() {
-		other = other || s.Voter && s.RaftID != string(r.id)
+		if s.Voter && s.RaftID != string(r.id) {
+			others = append(others, s)
+		}
 	}
-	if !other {
+	if len(others) == 0 {
+		return
+	}
+	next, err := r.successor(context.Background(), others...)
+	if err != nil {
+		r.log.Warn("leadership was not handed over", "error", err)
 		return
 	}
 	done := make(chan error, 1)
-	// hashicorp/raft picks the voter that has most of the log, and gives up after
-	// an election timeout.
-	go func() { done <- rf.LeadershipTransfer().Error() }()
+	// hashicorp/raft gives up after an election timeout.
+	go func() { done <- transfer(rf, next).Error() }()
 	select {
 	case err := <-done:
 		if err != nil {
