@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 
 	"github.com/headlease/headlease/internal/callstream"
 	"github.com/headlease/headlease/internal/link"
@@ -19,6 +20,9 @@ import (
 const (
 	attemptTimeout = 2 * time.Second
 	laterTimeout   = time.Second
+	// maxInterrupted tries of a call may end with their connection, closed by another
+	// user of it, beside those that count.
+	maxInterrupted = 8
 )
 
 // conns are the connections to a region's servers. One is used at a time; any
@@ -83,17 +87,24 @@ func (c *conns) leave(at int, cc *grpc.ClientConn, fresh bool) {
 func (c *conns) do(ctx context.Context, call func(context.Context, *grpc.ClientConn) error) error {
 	var last error
 	timeout := attemptTimeout
-	for range c.servers {
+	for tries, interrupted := 0, 0; tries < len(c.servers); tries++ {
 		cc, at, err := c.current()
 		if err != nil {
 			return err
 		}
 		attempt, cancel := context.WithTimeout(ctx, timeout)
 		err = errorOf(call(attempt, cc))
-		if attempt.Err() != nil {
-			timeout = laterTimeout
-		}
+		expired := attempt.Err() != nil
 		cancel()
+		if expired {
+			timeout = laterTimeout
+		} else if isCode(err, codes.Canceled) && interrupted < maxInterrupted {
+			// Somebody else has given the connection up: no server has said anything.
+			interrupted++
+			tries--
+			c.leave(at, cc, false)
+			continue
+		}
 		if err == nil || ctx.Err() != nil || !errors.Is(err, ErrUnavailable) && !withoutData(err) {
 			return err
 		}
@@ -105,6 +116,11 @@ func (c *conns) do(ctx context.Context, call func(context.Context, *grpc.ClientC
 		c.leave(at, cc, false)
 	}
 	return last
+}
+
+func isCode(err error, code codes.Code) bool {
+	var e *Error
+	return errors.As(err, &e) && e.Code == code
 }
 
 // withoutData reports whether a server has no data yet or any more: the others

@@ -66,3 +66,30 @@ func TestF3AServerWithoutDataIsPassedOver(t *testing.T) {
 		t.Errorf("a region without data: asked %q, %v", asked, err)
 	}
 }
+
+// TestAClosedConnectionCountsAsNoTry: whoever finds a server hung closes the
+// connection under the others' calls.
+func TestAClosedConnectionCountsAsNoTry(t *testing.T) {
+	c := newConns(byName{}, Region{Name: "eu", Servers: []Server{{Name: "eu-1"}, {Name: "eu-2"}, {Name: "eu-3"}}})
+	defer func() { _ = c.close() }()
+	calls := 0
+	closing := func(n int) error {
+		calls = 0
+		return c.do(t.Context(), func(_ context.Context, cc *grpc.ClientConn) error {
+			if calls++; calls > n {
+				return nil
+			}
+			c.mu.Lock()
+			at := c.at
+			c.mu.Unlock()
+			c.leave(at, cc, true)
+			return status.Error(codes.Canceled, "grpc: the client connection is closing")
+		})
+	}
+	if err := closing(5); err != nil || calls != 6 {
+		t.Errorf("%d calls: %v", calls, err)
+	}
+	if err := closing(1000); !errors.Is(err, ErrUnavailable) || calls != maxInterrupted+3 {
+		t.Errorf("%d calls: %v; want an end", calls, err)
+	}
+}

@@ -3,6 +3,9 @@ package client_test
 import (
 	"context"
 	"errors"
+	"log/slog"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -93,6 +96,44 @@ func TestAHungServerIsLeftBeforeHalfTheTTL(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A region that elects a leader for a while answers no keepalive, at whatever
+// server: one that answers pings is not left, which would only make more work
+// for all of them.
+func TestAServerThatIsAliveIsNotLeftWhileItsRegionIsSlow(t *testing.T) {
+	inWorld(t, func(w *world) {
+		var log lines
+		w.eu.Elect(1)
+		c := w.client("a", func(cfg *client.Config) { cfg.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
+		l := w.acquire(c, "lock/x")
+		w.valid(l, ttl)
+		w.eu.Depose()
+		w.valid(l, 1200*time.Millisecond)
+		w.eu.Elect(2)
+		w.valid(l, 2*ttl)
+		if s := log.String(); s != "" {
+			t.Errorf("left its server:\n%s", s)
+		}
+	})
+}
+
+// lines of a log.
+type lines struct {
+	mu sync.Mutex
+	b  strings.Builder
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
 }
 
 // The hand-over of a waiter whose server hangs: it attaches elsewhere and asks

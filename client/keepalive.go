@@ -25,6 +25,10 @@ func (r *region) take(msg *pb.AttachResponse) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now := r.now()
+	if msg.GetPong() != nil {
+		r.stream.alive = now // which says nothing of the region
+		return
+	}
 	r.heard, r.stream.up = now, true
 	term := r.table.Term()
 	events := r.table.Received(now, r.stream.id, msg)
@@ -43,7 +47,7 @@ func (r *region) take(msg *pb.AttachResponse) {
 	if s == nil {
 		return
 	}
-	s.heard = now
+	s.heard, r.stream.alive = now, now
 	s.answeredTo = max(s.answeredTo, ack.GetSequence())
 	if sent, ok := r.answered(s, ack.GetSequence()); ok {
 		s.acked = max(s.acked, sent)
@@ -82,8 +86,10 @@ type outgoing struct {
 	messages []*pb.AttachRequest
 	// wait until it is asked again.
 	wait time.Duration
-	// idle: there is no session any more. hung: the server answers nothing.
-	idle, hung bool
+	// idle: there is no session any more.
+	idle bool
+	// leave the server. hung: it answers nothing at all.
+	leave, hung bool
 }
 
 // due makes the keepalives that are due, and with them those that soon are.
@@ -95,9 +101,12 @@ func (r *region) due() (out outgoing) {
 	}
 	r.detaching = nil
 	now := r.now()
-	if hung := r.stream.hungAt(); hung != 0 && hung <= now {
-		out.hung = true
+	if at, hung := r.stream.leaveAt(); at != 0 && at <= now {
+		out.leave, out.hung = true, hung
 		return out
+	}
+	if at := r.stream.pingAt(); at != 0 && at <= now {
+		out.messages = append(out.messages, r.stream.ping(now))
 	}
 	next := r.sends.first()
 	if next == nil {
@@ -113,8 +122,8 @@ func (r *region) due() (out outgoing) {
 		}
 	}
 	until := next.at
-	if hung := r.stream.hungAt(); hung != 0 {
-		until = instant.Min(until, hung)
+	if at, _ := r.stream.leaveAt(); at != 0 {
+		until = instant.Min(until, instant.Min(at, r.stream.pingAt()))
 	}
 	out.wait = max(time.Millisecond, min(until.Sub(now), sweepEvery))
 	return out
@@ -134,18 +143,20 @@ func (r *region) keepalive(s *session, now instant.Instant) *pb.AttachRequest {
 		s.unanswered = append(s.unanswered[:0], s.unanswered[1:]...)
 	}
 	s.unanswered = append(s.unanswered, sentKeepalive{ka.GetSequence(), now})
-	r.stream.sent(now, now.Add(r.limit(s)+time.Millisecond))
+	r.stream.sent(now, r.patience(s))
 	r.schedule(s)
 	return &pb.AttachRequest{Kind: &pb.AttachRequest_Keepalive{Keepalive: ka}}
 }
 
-// limit is how long a keepalive may go without an answer: with the TTL/3
-// between two of them a hung server is left before half of the TTL, and before
-// the leases' partitions end. A TTL under 2 s, or a long way, leaves less room.
-func (r *region) limit(s *session) time.Duration {
-	limit := s.ttl / 8
+// patience with the server: with the TTL/3 between two keepalives a hung one is
+// left before half of the TTL, and before the leases' partitions end. A TTL under
+// 2 s, or a long way, leaves less room.
+func (r *region) patience(s *session) wait {
+	w := wait{s.ttl / 8, s.ttl / 4}
 	if s.soonest != 0 && r.rtt != 0 {
-		limit = min(limit, s.span/8)
+		w = wait{min(w.hung, s.span/8), min(w.late, s.span/2)}
 	}
-	return max(limit, min(minHung, s.ttl/4), 3*r.rtt)
+	w.hung = max(w.hung, min(minHung, s.ttl/4), 3*r.rtt) + time.Millisecond
+	w.late = max(w.late, w.hung)
+	return w
 }

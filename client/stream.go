@@ -117,9 +117,13 @@ func (r *region) attach(ctx context.Context) (useful bool) {
 		case out.idle:
 			_ = stream.CloseSend()
 			return useful
-		case out.hung:
-			r.client.cfg.Logger.Warn("server answers no keepalive; leaving it for another", "region", r.name, "server", r.conns.servers[at].Name)
-			r.conns.leave(at, cc, true)
+		case out.leave:
+			why := "server answers no keepalive; leaving it for another"
+			if out.hung {
+				why = "server hangs; leaving it for another"
+			}
+			r.client.cfg.Logger.Warn(why, "region", r.name, "server", r.conns.servers[at].Name)
+			r.conns.leave(at, cc, out.hung)
 			return useful
 		}
 		timer.Reset(out.wait)
@@ -146,6 +150,11 @@ type streamState struct {
 	probed instant.Instant
 	// asked are the keepalives sent after the newest that was acknowledged.
 	asked []batch
+	// alive is when the server last answered a keepalive or a ping.
+	alive instant.Instant
+	// pings sent, and when the last one was.
+	pings  uint64
+	pinged instant.Instant
 }
 
 // batch is what was sent at one instant.
@@ -153,22 +162,30 @@ type batch struct {
 	at instant.Instant
 	// count of its sessions that may still be answered.
 	count int
-	// hung is when the server counts as hung if nothing sent then or later is
-	// answered.
-	hung instant.Instant
+	wait  wait
+}
+
+// wait is how long a keepalive may go without an answer.
+type wait struct {
+	// hung: of a server that does not answer pings either.
+	hung time.Duration
+	// late: of one that does. What is behind it is slow, a region that elects a
+	// leader, or has ten thousand sessions to greet, and it would be no better at
+	// another server; but its way to the leader may be broken.
+	late time.Duration
 }
 
 // maxBatches bounds the batches that are told apart.
 const maxBatches = 512
 
-func (st *streamState) sent(at, hung instant.Instant) {
+func (st *streamState) sent(at instant.Instant, w wait) {
 	if n := len(st.asked); n > 0 && (st.asked[n-1].at == at || n == maxBatches) {
 		b := &st.asked[n-1]
-		b.at, b.hung = at, instant.Min(b.hung, hung)
+		b.wait = wait{min(b.wait.hung, w.hung), min(b.wait.late, w.late)}
 		b.count++
 		return
 	}
-	st.asked = append(st.asked, batch{at, 1, hung})
+	st.asked = append(st.asked, batch{at, 1, w})
 }
 
 // answered: the server has taken all that was sent up to then. It takes
@@ -193,14 +210,34 @@ func (st *streamState) forget(at instant.Instant) {
 	}
 }
 
-// hungAt is when the server counts as hung; 0: it has answered all.
-func (st *streamState) hungAt() (at instant.Instant) {
+// leaveAt is when the server is to be left for another; 0: it has answered all.
+// hung: because it does not answer pings either.
+func (st *streamState) leaveAt() (at instant.Instant, hung bool) {
 	for _, b := range st.asked {
-		if at == 0 || b.hung < at {
-			at = b.hung
+		end := instant.Max(b.at, st.alive).Add(b.wait.hung)
+		late := b.at.Add(b.wait.late)
+		if first := instant.Min(end, late); at == 0 || first < at {
+			at, hung = first, end <= late
 		}
 	}
-	return at
+	return at, hung
+}
+
+// pingAt is when the server is to be asked whether it hangs: half-way to the
+// instant at which it counts as hung. 0: it has answered all.
+func (st *streamState) pingAt() instant.Instant {
+	if len(st.asked) == 0 {
+		return 0
+	}
+	b := st.asked[0]
+	return instant.Max(b.at, instant.Max(st.alive, st.pinged)).Add(b.wait.hung / 2)
+}
+
+// ping makes one.
+func (st *streamState) ping(now instant.Instant) *pb.AttachRequest {
+	st.pings++
+	st.pinged = now
+	return &pb.AttachRequest{Kind: &pb.AttachRequest_Ping{Ping: &pb.Ping{Sequence: st.pings}}}
 }
 
 // streamOpened: all sessions attach to the new stream.

@@ -51,8 +51,13 @@ func (c *Client) Request(req *pb.AttachRequest) error {
 		id = k.Keepalive.GetSessionId()
 	case *pb.AttachRequest_Detach:
 		id = k.Detach.GetSessionId()
+	case *pb.AttachRequest_Ping:
+		if !c.queue.Push(&pb.AttachResponse{Kind: &pb.AttachResponse_Pong{Pong: &pb.Pong{Sequence: k.Ping.GetSequence()}}}) {
+			return errSlow
+		}
+		return nil
 	default:
-		return invalid("kind", "is missing; send a keepalive or a detach")
+		return invalid("kind", "is missing; send a keepalive, a detach or a ping")
 	}
 	c.mu.Lock()
 	s := c.sessions[id]

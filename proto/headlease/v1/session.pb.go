@@ -292,6 +292,7 @@ type AttachRequest struct {
 	//
 	//	*AttachRequest_Keepalive
 	//	*AttachRequest_Detach
+	//	*AttachRequest_Ping
 	Kind          isAttachRequest_Kind `protobuf_oneof:"kind"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -352,6 +353,15 @@ func (x *AttachRequest) GetDetach() *Detach {
 	return nil
 }
 
+func (x *AttachRequest) GetPing() *Ping {
+	if x != nil {
+		if x, ok := x.Kind.(*AttachRequest_Ping); ok {
+			return x.Ping
+		}
+	}
+	return nil
+}
+
 type isAttachRequest_Kind interface {
 	isAttachRequest_Kind()
 }
@@ -364,9 +374,108 @@ type AttachRequest_Detach struct {
 	Detach *Detach `protobuf:"bytes,2,opt,name=detach,proto3,oneof"`
 }
 
+type AttachRequest_Ping struct {
+	Ping *Ping `protobuf:"bytes,3,opt,name=ping,proto3,oneof"`
+}
+
 func (*AttachRequest_Keepalive) isAttachRequest_Kind() {}
 
 func (*AttachRequest_Detach) isAttachRequest_Kind() {}
+
+func (*AttachRequest_Ping) isAttachRequest_Kind() {}
+
+// Ping is answered at once by the server that has the stream, whatever is
+// behind it: a client tells by it a server that hangs, which it leaves, from a
+// region that is slow to answer, which is no better at another server.
+type Ping struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Rising per stream.
+	Sequence      uint64 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Ping) Reset() {
+	*x = Ping{}
+	mi := &file_headlease_v1_session_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Ping) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Ping) ProtoMessage() {}
+
+func (x *Ping) ProtoReflect() protoreflect.Message {
+	mi := &file_headlease_v1_session_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Ping.ProtoReflect.Descriptor instead.
+func (*Ping) Descriptor() ([]byte, []int) {
+	return file_headlease_v1_session_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Ping) GetSequence() uint64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
+}
+
+// Pong answers a Ping. It is of no term, and says nothing of any session.
+type Pong struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sequence      uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Pong) Reset() {
+	*x = Pong{}
+	mi := &file_headlease_v1_session_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Pong) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Pong) ProtoMessage() {}
+
+func (x *Pong) ProtoReflect() protoreflect.Message {
+	mi := &file_headlease_v1_session_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Pong.ProtoReflect.Descriptor instead.
+func (*Pong) Descriptor() ([]byte, []int) {
+	return file_headlease_v1_session_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *Pong) GetSequence() uint64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
+}
 
 // Keepalive extends a session. The first one of a session on a stream attaches
 // it to the stream.
@@ -388,7 +497,7 @@ type Keepalive struct {
 
 func (x *Keepalive) Reset() {
 	*x = Keepalive{}
-	mi := &file_headlease_v1_session_proto_msgTypes[5]
+	mi := &file_headlease_v1_session_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -400,7 +509,7 @@ func (x *Keepalive) String() string {
 func (*Keepalive) ProtoMessage() {}
 
 func (x *Keepalive) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_session_proto_msgTypes[5]
+	mi := &file_headlease_v1_session_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -413,7 +522,7 @@ func (x *Keepalive) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Keepalive.ProtoReflect.Descriptor instead.
 func (*Keepalive) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_session_proto_rawDescGZIP(), []int{5}
+	return file_headlease_v1_session_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Keepalive) GetSessionId() string {
@@ -460,7 +569,7 @@ type Detach struct {
 
 func (x *Detach) Reset() {
 	*x = Detach{}
-	mi := &file_headlease_v1_session_proto_msgTypes[6]
+	mi := &file_headlease_v1_session_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -472,7 +581,7 @@ func (x *Detach) String() string {
 func (*Detach) ProtoMessage() {}
 
 func (x *Detach) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_session_proto_msgTypes[6]
+	mi := &file_headlease_v1_session_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -485,7 +594,7 @@ func (x *Detach) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Detach.ProtoReflect.Descriptor instead.
 func (*Detach) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_session_proto_rawDescGZIP(), []int{6}
+	return file_headlease_v1_session_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Detach) GetSessionId() string {
@@ -509,6 +618,7 @@ type AttachResponse struct {
 	//	*AttachResponse_Withdrawal
 	//	*AttachResponse_Ended
 	//	*AttachResponse_Failed
+	//	*AttachResponse_Pong
 	Kind          isAttachResponse_Kind `protobuf_oneof:"kind"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -516,7 +626,7 @@ type AttachResponse struct {
 
 func (x *AttachResponse) Reset() {
 	*x = AttachResponse{}
-	mi := &file_headlease_v1_session_proto_msgTypes[7]
+	mi := &file_headlease_v1_session_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -528,7 +638,7 @@ func (x *AttachResponse) String() string {
 func (*AttachResponse) ProtoMessage() {}
 
 func (x *AttachResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_session_proto_msgTypes[7]
+	mi := &file_headlease_v1_session_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -541,7 +651,7 @@ func (x *AttachResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachResponse.ProtoReflect.Descriptor instead.
 func (*AttachResponse) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_session_proto_rawDescGZIP(), []int{7}
+	return file_headlease_v1_session_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *AttachResponse) GetTerm() uint64 {
@@ -612,6 +722,15 @@ func (x *AttachResponse) GetFailed() *RequestFailed {
 	return nil
 }
 
+func (x *AttachResponse) GetPong() *Pong {
+	if x != nil {
+		if x, ok := x.Kind.(*AttachResponse_Pong); ok {
+			return x.Pong
+		}
+	}
+	return nil
+}
+
 type isAttachResponse_Kind interface {
 	isAttachResponse_Kind()
 }
@@ -640,6 +759,10 @@ type AttachResponse_Failed struct {
 	Failed *RequestFailed `protobuf:"bytes,7,opt,name=failed,proto3,oneof"`
 }
 
+type AttachResponse_Pong struct {
+	Pong *Pong `protobuf:"bytes,8,opt,name=pong,proto3,oneof"`
+}
+
 func (*AttachResponse_Ack) isAttachResponse_Kind() {}
 
 func (*AttachResponse_Push) isAttachResponse_Kind() {}
@@ -651,6 +774,8 @@ func (*AttachResponse_Withdrawal) isAttachResponse_Kind() {}
 func (*AttachResponse_Ended) isAttachResponse_Kind() {}
 
 func (*AttachResponse_Failed) isAttachResponse_Kind() {}
+
+func (*AttachResponse_Pong) isAttachResponse_Kind() {}
 
 // Held names a token as held. Validity reaches only named tokens.
 type Held struct {
@@ -668,7 +793,7 @@ type Held struct {
 
 func (x *Held) Reset() {
 	*x = Held{}
-	mi := &file_headlease_v1_session_proto_msgTypes[8]
+	mi := &file_headlease_v1_session_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -680,7 +805,7 @@ func (x *Held) String() string {
 func (*Held) ProtoMessage() {}
 
 func (x *Held) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_session_proto_msgTypes[8]
+	mi := &file_headlease_v1_session_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -693,7 +818,7 @@ func (x *Held) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Held.ProtoReflect.Descriptor instead.
 func (*Held) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_session_proto_rawDescGZIP(), []int{8}
+	return file_headlease_v1_session_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Held) GetResource() string {
@@ -736,7 +861,7 @@ type PartitionEnd struct {
 
 func (x *PartitionEnd) Reset() {
 	*x = PartitionEnd{}
-	mi := &file_headlease_v1_session_proto_msgTypes[9]
+	mi := &file_headlease_v1_session_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -748,7 +873,7 @@ func (x *PartitionEnd) String() string {
 func (*PartitionEnd) ProtoMessage() {}
 
 func (x *PartitionEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_session_proto_msgTypes[9]
+	mi := &file_headlease_v1_session_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -761,7 +886,7 @@ func (x *PartitionEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PartitionEnd.ProtoReflect.Descriptor instead.
 func (*PartitionEnd) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_session_proto_rawDescGZIP(), []int{9}
+	return file_headlease_v1_session_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *PartitionEnd) GetPartition() string {
@@ -803,7 +928,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_headlease_v1_session_proto_msgTypes[10]
+	mi := &file_headlease_v1_session_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -815,7 +940,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_session_proto_msgTypes[10]
+	mi := &file_headlease_v1_session_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -828,7 +953,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_session_proto_rawDescGZIP(), []int{10}
+	return file_headlease_v1_session_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Ack) GetSessionId() string {
@@ -889,7 +1014,7 @@ type PartitionPush struct {
 
 func (x *PartitionPush) Reset() {
 	*x = PartitionPush{}
-	mi := &file_headlease_v1_session_proto_msgTypes[11]
+	mi := &file_headlease_v1_session_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -901,7 +1026,7 @@ func (x *PartitionPush) String() string {
 func (*PartitionPush) ProtoMessage() {}
 
 func (x *PartitionPush) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_session_proto_msgTypes[11]
+	mi := &file_headlease_v1_session_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -914,7 +1039,7 @@ func (x *PartitionPush) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PartitionPush.ProtoReflect.Descriptor instead.
 func (*PartitionPush) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_session_proto_rawDescGZIP(), []int{11}
+	return file_headlease_v1_session_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *PartitionPush) GetPartitions() []*PartitionEnd {
@@ -937,7 +1062,7 @@ type Grant struct {
 
 func (x *Grant) Reset() {
 	*x = Grant{}
-	mi := &file_headlease_v1_session_proto_msgTypes[12]
+	mi := &file_headlease_v1_session_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -949,7 +1074,7 @@ func (x *Grant) String() string {
 func (*Grant) ProtoMessage() {}
 
 func (x *Grant) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_session_proto_msgTypes[12]
+	mi := &file_headlease_v1_session_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -962,7 +1087,7 @@ func (x *Grant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Grant.ProtoReflect.Descriptor instead.
 func (*Grant) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_session_proto_rawDescGZIP(), []int{12}
+	return file_headlease_v1_session_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Grant) GetSessionId() string {
@@ -1008,7 +1133,7 @@ type Withdrawal struct {
 
 func (x *Withdrawal) Reset() {
 	*x = Withdrawal{}
-	mi := &file_headlease_v1_session_proto_msgTypes[13]
+	mi := &file_headlease_v1_session_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1020,7 +1145,7 @@ func (x *Withdrawal) String() string {
 func (*Withdrawal) ProtoMessage() {}
 
 func (x *Withdrawal) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_session_proto_msgTypes[13]
+	mi := &file_headlease_v1_session_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1033,7 +1158,7 @@ func (x *Withdrawal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Withdrawal.ProtoReflect.Descriptor instead.
 func (*Withdrawal) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_session_proto_rawDescGZIP(), []int{13}
+	return file_headlease_v1_session_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Withdrawal) GetSessionId() string {
@@ -1081,7 +1206,7 @@ type SessionEnded struct {
 
 func (x *SessionEnded) Reset() {
 	*x = SessionEnded{}
-	mi := &file_headlease_v1_session_proto_msgTypes[14]
+	mi := &file_headlease_v1_session_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1093,7 +1218,7 @@ func (x *SessionEnded) String() string {
 func (*SessionEnded) ProtoMessage() {}
 
 func (x *SessionEnded) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_session_proto_msgTypes[14]
+	mi := &file_headlease_v1_session_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1106,7 +1231,7 @@ func (x *SessionEnded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionEnded.ProtoReflect.Descriptor instead.
 func (*SessionEnded) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_session_proto_rawDescGZIP(), []int{14}
+	return file_headlease_v1_session_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *SessionEnded) GetSessionId() string {
@@ -1135,7 +1260,7 @@ type RequestFailed struct {
 
 func (x *RequestFailed) Reset() {
 	*x = RequestFailed{}
-	mi := &file_headlease_v1_session_proto_msgTypes[15]
+	mi := &file_headlease_v1_session_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1147,7 +1272,7 @@ func (x *RequestFailed) String() string {
 func (*RequestFailed) ProtoMessage() {}
 
 func (x *RequestFailed) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_session_proto_msgTypes[15]
+	mi := &file_headlease_v1_session_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1160,7 +1285,7 @@ func (x *RequestFailed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestFailed.ProtoReflect.Descriptor instead.
 func (*RequestFailed) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_session_proto_rawDescGZIP(), []int{15}
+	return file_headlease_v1_session_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *RequestFailed) GetSessionId() string {
@@ -1205,11 +1330,16 @@ const file_headlease_v1_session_proto_rawDesc = "" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x16\n" +
 	"\x06secret\x18\x02 \x01(\fR\x06secret\"\x16\n" +
-	"\x14CloseSessionResponse\"\x80\x01\n" +
+	"\x14CloseSessionResponse\"\xaa\x01\n" +
 	"\rAttachRequest\x127\n" +
 	"\tkeepalive\x18\x01 \x01(\v2\x17.headlease.v1.KeepaliveH\x00R\tkeepalive\x12.\n" +
-	"\x06detach\x18\x02 \x01(\v2\x14.headlease.v1.DetachH\x00R\x06detachB\x06\n" +
-	"\x04kind\"\xaf\x01\n" +
+	"\x06detach\x18\x02 \x01(\v2\x14.headlease.v1.DetachH\x00R\x06detach\x12(\n" +
+	"\x04ping\x18\x03 \x01(\v2\x12.headlease.v1.PingH\x00R\x04pingB\x06\n" +
+	"\x04kind\"\"\n" +
+	"\x04Ping\x12\x1a\n" +
+	"\bsequence\x18\x01 \x01(\x04R\bsequence\"\"\n" +
+	"\x04Pong\x12\x1a\n" +
+	"\bsequence\x18\x01 \x01(\x04R\bsequence\"\xaf\x01\n" +
 	"\tKeepalive\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x16\n" +
@@ -1220,7 +1350,7 @@ const file_headlease_v1_session_proto_rawDesc = "" +
 	"\x13lowest_open_request\x18\x05 \x01(\x04R\x11lowestOpenRequest\"'\n" +
 	"\x06Detach\x12\x1d\n" +
 	"\n" +
-	"session_id\x18\x01 \x01(\tR\tsessionId\"\xda\x02\n" +
+	"session_id\x18\x01 \x01(\tR\tsessionId\"\x84\x03\n" +
 	"\x0eAttachResponse\x12\x12\n" +
 	"\x04term\x18\x01 \x01(\x04R\x04term\x12%\n" +
 	"\x03ack\x18\x02 \x01(\v2\x11.headlease.v1.AckH\x00R\x03ack\x121\n" +
@@ -1230,7 +1360,8 @@ const file_headlease_v1_session_proto_rawDesc = "" +
 	"withdrawal\x18\x05 \x01(\v2\x18.headlease.v1.WithdrawalH\x00R\n" +
 	"withdrawal\x122\n" +
 	"\x05ended\x18\x06 \x01(\v2\x1a.headlease.v1.SessionEndedH\x00R\x05ended\x125\n" +
-	"\x06failed\x18\a \x01(\v2\x1b.headlease.v1.RequestFailedH\x00R\x06failedB\x06\n" +
+	"\x06failed\x18\a \x01(\v2\x1b.headlease.v1.RequestFailedH\x00R\x06failed\x12(\n" +
+	"\x04pong\x18\b \x01(\v2\x12.headlease.v1.PongH\x00R\x04pongB\x06\n" +
 	"\x04kind\"l\n" +
 	"\x04Held\x12\x1a\n" +
 	"\bresource\x18\x01 \x01(\tR\bresource\x12\x14\n" +
@@ -1306,7 +1437,7 @@ func file_headlease_v1_session_proto_rawDescGZIP() []byte {
 }
 
 var file_headlease_v1_session_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_headlease_v1_session_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_headlease_v1_session_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
 var file_headlease_v1_session_proto_goTypes = []any{
 	(WithdrawalReason)(0),        // 0: headlease.v1.WithdrawalReason
 	(*OpenSessionRequest)(nil),   // 1: headlease.v1.OpenSessionRequest
@@ -1314,48 +1445,52 @@ var file_headlease_v1_session_proto_goTypes = []any{
 	(*CloseSessionRequest)(nil),  // 3: headlease.v1.CloseSessionRequest
 	(*CloseSessionResponse)(nil), // 4: headlease.v1.CloseSessionResponse
 	(*AttachRequest)(nil),        // 5: headlease.v1.AttachRequest
-	(*Keepalive)(nil),            // 6: headlease.v1.Keepalive
-	(*Detach)(nil),               // 7: headlease.v1.Detach
-	(*AttachResponse)(nil),       // 8: headlease.v1.AttachResponse
-	(*Held)(nil),                 // 9: headlease.v1.Held
-	(*PartitionEnd)(nil),         // 10: headlease.v1.PartitionEnd
-	(*Ack)(nil),                  // 11: headlease.v1.Ack
-	(*PartitionPush)(nil),        // 12: headlease.v1.PartitionPush
-	(*Grant)(nil),                // 13: headlease.v1.Grant
-	(*Withdrawal)(nil),           // 14: headlease.v1.Withdrawal
-	(*SessionEnded)(nil),         // 15: headlease.v1.SessionEnded
-	(*RequestFailed)(nil),        // 16: headlease.v1.RequestFailed
-	nil,                          // 17: headlease.v1.OpenSessionRequest.LabelsEntry
-	(*ErrorDetail)(nil),          // 18: headlease.v1.ErrorDetail
+	(*Ping)(nil),                 // 6: headlease.v1.Ping
+	(*Pong)(nil),                 // 7: headlease.v1.Pong
+	(*Keepalive)(nil),            // 8: headlease.v1.Keepalive
+	(*Detach)(nil),               // 9: headlease.v1.Detach
+	(*AttachResponse)(nil),       // 10: headlease.v1.AttachResponse
+	(*Held)(nil),                 // 11: headlease.v1.Held
+	(*PartitionEnd)(nil),         // 12: headlease.v1.PartitionEnd
+	(*Ack)(nil),                  // 13: headlease.v1.Ack
+	(*PartitionPush)(nil),        // 14: headlease.v1.PartitionPush
+	(*Grant)(nil),                // 15: headlease.v1.Grant
+	(*Withdrawal)(nil),           // 16: headlease.v1.Withdrawal
+	(*SessionEnded)(nil),         // 17: headlease.v1.SessionEnded
+	(*RequestFailed)(nil),        // 18: headlease.v1.RequestFailed
+	nil,                          // 19: headlease.v1.OpenSessionRequest.LabelsEntry
+	(*ErrorDetail)(nil),          // 20: headlease.v1.ErrorDetail
 }
 var file_headlease_v1_session_proto_depIdxs = []int32{
-	17, // 0: headlease.v1.OpenSessionRequest.labels:type_name -> headlease.v1.OpenSessionRequest.LabelsEntry
-	6,  // 1: headlease.v1.AttachRequest.keepalive:type_name -> headlease.v1.Keepalive
-	7,  // 2: headlease.v1.AttachRequest.detach:type_name -> headlease.v1.Detach
-	11, // 3: headlease.v1.AttachResponse.ack:type_name -> headlease.v1.Ack
-	12, // 4: headlease.v1.AttachResponse.push:type_name -> headlease.v1.PartitionPush
-	13, // 5: headlease.v1.AttachResponse.grant:type_name -> headlease.v1.Grant
-	14, // 6: headlease.v1.AttachResponse.withdrawal:type_name -> headlease.v1.Withdrawal
-	15, // 7: headlease.v1.AttachResponse.ended:type_name -> headlease.v1.SessionEnded
-	16, // 8: headlease.v1.AttachResponse.failed:type_name -> headlease.v1.RequestFailed
-	9,  // 9: headlease.v1.Ack.held:type_name -> headlease.v1.Held
-	10, // 10: headlease.v1.Ack.partitions:type_name -> headlease.v1.PartitionEnd
-	10, // 11: headlease.v1.PartitionPush.partitions:type_name -> headlease.v1.PartitionEnd
-	9,  // 12: headlease.v1.Grant.held:type_name -> headlease.v1.Held
-	10, // 13: headlease.v1.Grant.partition:type_name -> headlease.v1.PartitionEnd
-	0,  // 14: headlease.v1.Withdrawal.reason:type_name -> headlease.v1.WithdrawalReason
-	18, // 15: headlease.v1.RequestFailed.error:type_name -> headlease.v1.ErrorDetail
-	1,  // 16: headlease.v1.SessionService.OpenSession:input_type -> headlease.v1.OpenSessionRequest
-	5,  // 17: headlease.v1.SessionService.Attach:input_type -> headlease.v1.AttachRequest
-	3,  // 18: headlease.v1.SessionService.CloseSession:input_type -> headlease.v1.CloseSessionRequest
-	2,  // 19: headlease.v1.SessionService.OpenSession:output_type -> headlease.v1.OpenSessionResponse
-	8,  // 20: headlease.v1.SessionService.Attach:output_type -> headlease.v1.AttachResponse
-	4,  // 21: headlease.v1.SessionService.CloseSession:output_type -> headlease.v1.CloseSessionResponse
-	19, // [19:22] is the sub-list for method output_type
-	16, // [16:19] is the sub-list for method input_type
-	16, // [16:16] is the sub-list for extension type_name
-	16, // [16:16] is the sub-list for extension extendee
-	0,  // [0:16] is the sub-list for field type_name
+	19, // 0: headlease.v1.OpenSessionRequest.labels:type_name -> headlease.v1.OpenSessionRequest.LabelsEntry
+	8,  // 1: headlease.v1.AttachRequest.keepalive:type_name -> headlease.v1.Keepalive
+	9,  // 2: headlease.v1.AttachRequest.detach:type_name -> headlease.v1.Detach
+	6,  // 3: headlease.v1.AttachRequest.ping:type_name -> headlease.v1.Ping
+	13, // 4: headlease.v1.AttachResponse.ack:type_name -> headlease.v1.Ack
+	14, // 5: headlease.v1.AttachResponse.push:type_name -> headlease.v1.PartitionPush
+	15, // 6: headlease.v1.AttachResponse.grant:type_name -> headlease.v1.Grant
+	16, // 7: headlease.v1.AttachResponse.withdrawal:type_name -> headlease.v1.Withdrawal
+	17, // 8: headlease.v1.AttachResponse.ended:type_name -> headlease.v1.SessionEnded
+	18, // 9: headlease.v1.AttachResponse.failed:type_name -> headlease.v1.RequestFailed
+	7,  // 10: headlease.v1.AttachResponse.pong:type_name -> headlease.v1.Pong
+	11, // 11: headlease.v1.Ack.held:type_name -> headlease.v1.Held
+	12, // 12: headlease.v1.Ack.partitions:type_name -> headlease.v1.PartitionEnd
+	12, // 13: headlease.v1.PartitionPush.partitions:type_name -> headlease.v1.PartitionEnd
+	11, // 14: headlease.v1.Grant.held:type_name -> headlease.v1.Held
+	12, // 15: headlease.v1.Grant.partition:type_name -> headlease.v1.PartitionEnd
+	0,  // 16: headlease.v1.Withdrawal.reason:type_name -> headlease.v1.WithdrawalReason
+	20, // 17: headlease.v1.RequestFailed.error:type_name -> headlease.v1.ErrorDetail
+	1,  // 18: headlease.v1.SessionService.OpenSession:input_type -> headlease.v1.OpenSessionRequest
+	5,  // 19: headlease.v1.SessionService.Attach:input_type -> headlease.v1.AttachRequest
+	3,  // 20: headlease.v1.SessionService.CloseSession:input_type -> headlease.v1.CloseSessionRequest
+	2,  // 21: headlease.v1.SessionService.OpenSession:output_type -> headlease.v1.OpenSessionResponse
+	10, // 22: headlease.v1.SessionService.Attach:output_type -> headlease.v1.AttachResponse
+	4,  // 23: headlease.v1.SessionService.CloseSession:output_type -> headlease.v1.CloseSessionResponse
+	21, // [21:24] is the sub-list for method output_type
+	18, // [18:21] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_headlease_v1_session_proto_init() }
@@ -1367,14 +1502,16 @@ func file_headlease_v1_session_proto_init() {
 	file_headlease_v1_session_proto_msgTypes[4].OneofWrappers = []any{
 		(*AttachRequest_Keepalive)(nil),
 		(*AttachRequest_Detach)(nil),
+		(*AttachRequest_Ping)(nil),
 	}
-	file_headlease_v1_session_proto_msgTypes[7].OneofWrappers = []any{
+	file_headlease_v1_session_proto_msgTypes[9].OneofWrappers = []any{
 		(*AttachResponse_Ack)(nil),
 		(*AttachResponse_Push)(nil),
 		(*AttachResponse_Grant)(nil),
 		(*AttachResponse_Withdrawal)(nil),
 		(*AttachResponse_Ended)(nil),
 		(*AttachResponse_Failed)(nil),
+		(*AttachResponse_Pong)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1382,7 +1519,7 @@ func file_headlease_v1_session_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_headlease_v1_session_proto_rawDesc), len(file_headlease_v1_session_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   17,
+			NumMessages:   19,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

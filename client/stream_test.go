@@ -1,0 +1,55 @@
+package client
+
+import (
+	"testing"
+	"time"
+
+	"github.com/headlease/headlease/internal/instant"
+)
+
+// TestWhenAServerIsLeft: one that answers nothing soon, one that answers pings
+// later, one that answers keepalives never.
+func TestWhenAServerIsLeft(t *testing.T) {
+	const s = time.Second
+	at := func(d time.Duration) instant.Instant { return instant.Instant(0).Add(time.Hour + d) }
+	w := wait{hung: 2 * s, late: 8 * s}
+	for name, c := range map[string]struct {
+		do          func(st *streamState)
+		leave, ping time.Duration
+		hung        bool
+	}{
+		"nothing asked":         {do: func(*streamState) {}},
+		"asked":                 {func(st *streamState) { st.sent(at(0), w) }, 2 * s, s, true},
+		"asked twice":           {func(st *streamState) { st.sent(at(0), w); st.sent(at(s), w) }, 2 * s, s, true},
+		"a shorter wait counts": {func(st *streamState) { st.sent(at(0), w); st.sent(at(s/2), wait{s, s}) }, 3 * s / 2, s, true},
+		"one batch, the shortest": {func(st *streamState) {
+			st.sent(at(0), w)
+			st.sent(at(0), wait{s, s})
+		}, s, s / 2, true},
+		"pinged":       {func(st *streamState) { st.sent(at(0), w); st.ping(at(s)) }, 2 * s, 2 * s, true},
+		"alive":        {func(st *streamState) { st.sent(at(0), w); st.ping(at(s)); st.alive = at(s) }, 3 * s, 2 * s, true},
+		"alive late":   {func(st *streamState) { st.sent(at(0), w); st.alive = at(7 * s) }, 8 * s, 8 * s, false},
+		"alive before": {func(st *streamState) { st.alive = at(-5 * s); st.sent(at(0), w) }, 2 * s, s, true},
+		"answered":     {do: func(st *streamState) { st.sent(at(0), w); st.sent(at(s), w); st.answered(at(s)) }},
+		"answered the first": {func(st *streamState) {
+			st.sent(at(0), w)
+			st.sent(at(s), w)
+			st.answered(at(0))
+		}, 3 * s, 2 * s, true},
+		"given up": {do: func(st *streamState) { st.sent(at(0), w); st.forget(at(0)) }},
+	} {
+		var st streamState
+		c.do(&st)
+		leave, hung := st.leaveAt()
+		if len(st.asked) == 0 {
+			if leave != 0 || st.pingAt() != 0 {
+				t.Errorf("%s: leave at %v, ping at %v, with nothing to wait for", name, leave, st.pingAt())
+			}
+			continue
+		}
+		if leave != at(c.leave) || hung != c.hung || st.pingAt() != at(c.ping) {
+			t.Errorf("%s: leave after %v (hung %v), ping after %v; want %v (%v), %v", name,
+				leave.Sub(at(0)), hung, st.pingAt().Sub(at(0)), c.leave, c.hung, c.ping)
+		}
+	}
+}
