@@ -54,6 +54,13 @@ type part struct {
 	// won is the end of the hold by the newest complete round of this ballot;
 	// zero: no round was complete yet.
 	won instant.Instant
+	// renewUntil is when Accepts stop going out if no round is complete before:
+	// D after the newest complete one, or after the first of this ballot. Voters
+	// count each as a renewal, so an owner that reaches too few of them would
+	// keep all others out. From then on asks is set: a dry Prepare, which
+	// restarts no clock, goes first.
+	renewUntil instant.Instant
+	asks       bool
 	// blocked are voters that have promised a higher ballot: they will never
 	// accept this one again.
 	blocked votes
@@ -101,6 +108,7 @@ func New(cfg Config, own []Own, start instant.Instant) (*Leader, error) {
 			continue
 		}
 		p.ballot, p.value = rec.Accepted, rec.Value
+		p.renewUntil = start.Add(rec.Value.D)
 		l.renewAt = start
 		if rec.Value.D != cfg.D {
 			p.healAt = start.Add(cfg.D)
@@ -300,6 +308,9 @@ func (l *Leader) PulseStale(now instant.Instant, stale bool) []Effect {
 // Next returns when Tick has something to do; very far when nothing waits.
 func (l *Leader) Next() instant.Instant {
 	next := l.renewAt
+	if l.stale {
+		next = never
+	}
 	for i := range l.parts {
 		p := &l.parts[i]
 		if p.held != 0 {
@@ -360,7 +371,9 @@ func (l *Leader) advance(now instant.Instant) {
 	}
 	l.forget()
 	l.timeRuns()
-	if l.renewAt <= l.now {
+	// What cannot count here must not keep others out: a renewal restarts the
+	// clocks of the voters that hear it [F30].
+	if l.renewAt <= l.now && !l.stale {
 		l.renew()
 	}
 	l.ask()
@@ -411,6 +424,8 @@ func (l *Leader) dueAt(i int) instant.Instant {
 		return l.now
 	case l.cfg.Manual:
 		return never
+	case p.asks:
+		return p.base
 	case !p.ballot.IsZero():
 		if p.healAt == 0 {
 			return never

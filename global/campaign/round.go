@@ -35,12 +35,18 @@ func (l *Leader) renewEvery() time.Duration {
 }
 
 // renew sends a round for every proposal, whatever is outstanding [F33]. What
-// was proposed and not seen chosen is sent again this way too.
+// was proposed and not seen chosen is sent again this way too. One that no round
+// of the last D completed goes over to asking first.
 func (l *Leader) renew() {
 	var parts []int
 	for i := range l.parts {
-		if !l.parts[i].ballot.IsZero() {
+		p := &l.parts[i]
+		switch {
+		case p.ballot.IsZero(), p.asks:
+		case p.renewUntil > l.now, p.value.Released(), l.cfg.Manual:
 			parts = append(parts, i)
+		default:
+			p.asks, p.base, p.fails = true, l.now, 0
 		}
 	}
 	if len(parts) == 0 {
@@ -49,6 +55,16 @@ func (l *Leader) renew() {
 	}
 	l.renewAt = l.now.Add(l.renewEvery())
 	l.accept(parts)
+}
+
+// again sends Accepts once more for proposals of which a dry Prepare has shown
+// that a majority hears them.
+func (l *Leader) again(parts []int) {
+	for _, i := range parts {
+		p := &l.parts[i]
+		p.running, p.asks, p.renewUntil = false, false, l.now.Add(p.value.D)
+	}
+	l.propose(parts)
 }
 
 // propose sends the first round of values just chosen.
@@ -127,7 +143,7 @@ func (l *Leader) refused(p *part, voter int, in AcceptAnswer) {
 // new ballot. What is held runs to its end.
 func (l *Leader) abandon(p *part) {
 	p.ballot, p.value = register.Ballot{}, register.Value{}
-	p.won, p.blocked, p.healAt = 0, 0, 0
+	p.won, p.blocked, p.healAt, p.asks = 0, 0, 0, false
 	p.base = l.now
 	if p.fails > 0 {
 		p.base = l.now.Add(l.backoff(p.fails))
@@ -149,6 +165,7 @@ func (l *Leader) countRound(r *acceptRound) {
 		it.done = true
 		p.fails = 0
 		p.won = max(p.won, r.t0.Add(Hold(p.value.D, l.cfg.Rho)))
+		p.renewUntil = max(p.renewUntil, r.t0.Add(p.value.D))
 		l.settle(it.part)
 	}
 }
@@ -164,7 +181,7 @@ func (l *Leader) settle(i int) {
 	switch {
 	case p.value.Released():
 		l.emit(Released{name, p.value.Epoch})
-		p.ballot, p.value, p.won, p.release = register.Ballot{}, register.Value{}, 0, nil
+		p.ballot, p.value, p.won, p.release, p.asks = register.Ballot{}, register.Value{}, 0, nil, false
 		p.base = l.now.Add(2 * l.cfg.D) // the others first
 		if p.own.Live != 0 {
 			l.drop(i)

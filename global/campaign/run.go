@@ -167,14 +167,18 @@ func (l *Leader) judge(k int) {
 	}
 	r := &l.runs[k]
 	var open []tally
-	var won []int
+	var won, again []int
 	for _, t := range r.parts {
 		l.dropChosen(&t)
 		yes := t.yes()
 		p := &l.parts[t.part]
 		switch {
 		case r.stage == stageDry && l.q.reached(yes, p.promotion(l.choose(p, t.highest()))):
-			won = append(won, t.part)
+			if p.asks && p.release == nil {
+				again = append(again, t.part)
+			} else {
+				won = append(won, t.part)
+			}
 		case r.stage == stagePrepare && l.win(r.ballot, &t):
 			won = append(won, t.part)
 		case l.hopeless(p, &t):
@@ -187,6 +191,9 @@ func (l *Leader) judge(k int) {
 	dry := r.stage == stageDry
 	if len(open) == 0 {
 		l.runs = slices.Delete(l.runs, k, k+1)
+	}
+	if len(again) > 0 {
+		l.again(again)
 	}
 	switch {
 	case len(won) == 0:
@@ -269,6 +276,7 @@ func (l *Leader) win(ballot register.Ballot, t *tally) bool {
 	p.ballot, p.value = ballot, v
 	p.won, p.blocked, p.healAt = 0, 0, 0
 	p.running, p.adopting = false, false
+	p.asks, p.renewUntil = false, l.now.Add(v.D)
 	switch {
 	case v.Released() && p.held != 0:
 		l.lapse(t.part)

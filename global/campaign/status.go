@@ -64,6 +64,9 @@ func (l *Leader) explain(i int, now instant.Instant) string {
 		case p.held == 0:
 			add("renewing epoch %d at ballot %v, no round complete in time", p.value.Epoch, p.ballot)
 		}
+		if p.asks {
+			add("no majority answers: asking before it renews")
+		}
 		if p.blocked != 0 {
 			add("promised higher: %s", l.names(p.blocked))
 		}
@@ -198,6 +201,8 @@ func (l *Leader) AppendState(b []byte) []byte {
 		if !l.cfg.Manual { // else nothing begins by these
 			at(p.base)
 			at(p.healAt)
+			at(p.renewUntil)
+			flag(p.asks)
 			u(uint64(min(p.fails, maxFails)))
 		}
 		ballot(p.ballot)
