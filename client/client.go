@@ -57,6 +57,8 @@ type Config struct {
 	// TTL of sessions, MinTTL to MaxTTL; default DefaultTTL.
 	TTL    time.Duration
 	Labels map[string]string
+	// Cache is read first by Lookup; nil: the region is asked.
+	Cache LeaseCache
 	// Clock defaults to the machine's lease clock.
 	Clock  clock.Clock
 	Logger *slog.Logger

@@ -36,7 +36,7 @@
 // # Hints
 //
 // [Client.Watch], [Client.WatchPrefix] and [Election.Observe] tell what servers
-// have applied; nobody holds a lease because they say so.
+// have applied, and [Client.Lookup] what a region's cache says; nobody holds a lease because they say so.
 //
 // # Threads
 //

@@ -11,6 +11,7 @@ import (
 // other events of that entry are in the View already.
 func (s *Server) Applied(index, _ uint64, events []state.Event) {
 	s.watches.Applied(index, s.process.Region, events)
+	s.cacheApplied(events)
 	for _, e := range events {
 		switch e := e.(type) {
 		case state.TermBegun:
@@ -37,6 +38,7 @@ func (s *Server) begin(term uint64) {
 		s.configured(time.Duration(c.GetDNs()))
 	}
 	s.metrics.begin(view)
+	s.cacheBegin()
 	s.voter.Begin(term, view)
 	s.lessor.Begin(term, view)
 	s.campaign.Begin(term, view)
@@ -63,6 +65,7 @@ func (s *Server) Restored() {
 // Deposed ends the tables of a term.
 func (s *Server) Deposed(term uint64) {
 	s.metrics.leads.Store(false)
+	s.cacheEnd()
 	s.campaign.Deposed(term)
 	s.voter.Deposed(term)
 	s.lessor.Deposed(term)

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/health"
 
 	"github.com/headlease/headlease/detector"
+	"github.com/headlease/headlease/fence/cache"
 	campaignrun "github.com/headlease/headlease/global/campaign/run"
 	"github.com/headlease/headlease/global/register"
 	"github.com/headlease/headlease/internal/clock"
@@ -56,6 +57,7 @@ type Server struct {
 	edge     *mux.Edge
 	campaign *campaignrun.Shell
 	watches  *watch.Hub
+	cache    *cache.Mirror // nil: the region has none
 	api      *grpc.Server
 	votes    *grpc.Server
 	health   *health.Server
@@ -102,6 +104,9 @@ func New(ctx context.Context, cfg Config) (s *Server, err error) {
 		return s, err
 	}
 	s.makeShells()
+	if err := s.makeCache(); err != nil {
+		return s, err
+	}
 	s.cfg.Registry.MustRegister(collector{s})
 	s.ready = s.readiness()
 	return s, s.makeServers()
@@ -263,6 +268,7 @@ func (s *Server) Run(ctx context.Context) error {
 		rungroup.Task{Name: "state hash", Run: (&divergence.Teller{Raft: s.replica, Logger: s.cfg.Logger}).Run},
 		rungroup.Task{Name: "lessor", Run: s.lessor.Run},
 		rungroup.Task{Name: "watches", Run: s.watches.Run},
+		rungroup.Task{Name: "lease cache", Run: s.runCache},
 		rungroup.Task{Name: "votes", Run: func(ctx context.Context) error { return link.ServeGRPC(ctx, s.votes, s.votesLn, stopGrace) }},
 		rungroup.Task{Name: "api", Run: func(ctx context.Context) error { return link.ServeGRPC(ctx, s.api, s.apiLn, stopGrace) }},
 		rungroup.Task{Name: "client streams", Run: s.edge.Run}, // ended before the API waits for its calls
@@ -299,6 +305,9 @@ func (s *Server) Close() error {
 		add(s.replica.Close())
 	} else if s.raftLn != nil {
 		add(s.raftLn.Close())
+	}
+	if s.cache != nil {
+		add(s.cache.Close())
 	}
 	if s.shown != nil {
 		add(s.shown.Close())

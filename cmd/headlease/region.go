@@ -104,6 +104,7 @@ func runRegion(ctx context.Context, a *app, f clusterfile.File, faults string, d
 	if err := gometrics.Install(cfg.Registry); err != nil {
 		return err
 	}
+	logRedis(cfg.Logger)
 	var flush func(context.Context) error
 	cfg.Traces, flush, err = tracing.FromEnvironment(ctx, tracing.Process{
 		Service: "headlease-region", Instance: process.Name, Region: process.Region, Version: cfg.Version, Logger: cfg.Logger,

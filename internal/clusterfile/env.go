@@ -17,7 +17,7 @@ const (
 )
 
 // structured keys are written as YAML in a variable; all others are text.
-var structured = []string{"shards", "allow_even_witnesses", "regions", "witnesses", "partitions", "servers", "limits", "in_flight", "rate", "burst"}
+var structured = []string{"shards", "allow_even_witnesses", "regions", "witnesses", "partitions", "servers", "limits", "in_flight", "rate", "burst", "cache", "addresses", "tls"}
 
 // overlay puts the environment's keys over the file's.
 func overlay(k *koanf.Koanf, environ []string) (warnings []string, faults []Fault) {

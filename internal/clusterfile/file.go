@@ -77,6 +77,23 @@ type Limits struct {
 type Region struct {
 	Name    string
 	Servers []Server
+	// Cache is the region's lease cache; without addresses there is none.
+	Cache Cache
+}
+
+// Cache is a Redis that the region's leader writes its leases to, for look-ups.
+type Cache struct {
+	// Addresses are host:port or the path of a unix socket: of the one server,
+	// of nodes of a Redis Cluster, or of sentinels.
+	Addresses []string
+	// Cluster: it is a Redis Cluster. Master is the name that sentinels know.
+	Cluster bool
+	Master  string
+	// Username of the ACL and the file with its password. May be empty.
+	Username, PasswordFile string
+	// TLS, and the file of the CA to trust instead of the system's.
+	TLS    bool
+	CAFile string
 }
 
 // Server is one region server and its addresses (host:port). Metrics is empty

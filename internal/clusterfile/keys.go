@@ -25,6 +25,7 @@ var (
 	witnessKeys   = keysOf(rawWitness{})
 	partitionKeys = keysOf(rawPartition{})
 	limitKeys     = keysOf(rawLimits{})
+	cacheKeys     = keysOf(rawCache{})
 
 	indexPattern = regexp.MustCompile(`\[\d+\]`)
 )
@@ -36,7 +37,7 @@ func unknownKey(path string) Fault {
 		parent, key = path[:i], path[i+1:]
 	}
 	known := map[string][]string{
-		"": topKeys, "regions": regionKeys, "regions.servers": serverKeys,
+		"": topKeys, "regions": regionKeys, "regions.servers": serverKeys, "regions.cache": cacheKeys,
 		"witnesses": witnessKeys, "partitions": partitionKeys, "limits": limitKeys,
 	}[indexPattern.ReplaceAllString(parent, "")]
 	if strings.HasPrefix(parent, "partitions[") && key != "" && key[0] >= '0' && key[0] <= '9' {

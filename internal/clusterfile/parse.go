@@ -39,6 +39,17 @@ type rawLimits struct {
 type rawRegion struct {
 	Name    string      `mapstructure:"name"`
 	Servers []rawServer `mapstructure:"servers"`
+	Cache   rawCache    `mapstructure:"cache"`
+}
+
+type rawCache struct {
+	Addresses    []string `mapstructure:"addresses"`
+	Cluster      bool     `mapstructure:"cluster"`
+	Master       string   `mapstructure:"master"`
+	Username     string   `mapstructure:"username"`
+	PasswordFile string   `mapstructure:"password_file"`
+	TLS          bool     `mapstructure:"tls"`
+	CAFile       string   `mapstructure:"ca_file"`
 }
 
 type rawServer struct {
@@ -220,7 +231,7 @@ func withDefaults(r raw) (File, []Fault) {
 		f.Timing = Timing(r.Timing)
 	}
 	for _, region := range r.Regions {
-		out := Region{Name: region.Name}
+		out := Region{Name: region.Name, Cache: Cache(region.Cache)}
 		for _, s := range region.Servers {
 			out.Servers = append(out.Servers, Server{
 				Name:    s.Name,

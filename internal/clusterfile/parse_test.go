@@ -2,6 +2,7 @@ package clusterfile
 
 import (
 	"errors"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -79,6 +80,36 @@ func TestDefaults(t *testing.T) {
 	f := parse(t, small)
 	if f.D != DefaultD || f.Shards != 256 || f.Timing != TimingLAN || f.AllowEvenWitnesses {
 		t.Errorf("defaults: %+v", f)
+	}
+}
+
+func TestCache(t *testing.T) {
+	with := func(cache string) string {
+		return strings.Replace(small, "  - name: eu\n", "  - name: eu\n    cache: "+cache+"\n", 1)
+	}
+	if c := parse(t, small).Regions[0].Cache; len(c.Addresses) != 0 {
+		t.Errorf("without one: %+v", c)
+	}
+	want := Cache{Addresses: []string{"10.1.0.9:6379", "/run/redis"}, Cluster: true, Username: "u", PasswordFile: "/p", TLS: true, CAFile: "/ca"}
+	got := parse(t, with(`{addresses: ["10.1.0.9:6379", /run/redis], cluster: true, username: u, password_file: /p, tls: true, ca_file: /ca}`)).Regions[0].Cache
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+	got = parse(t, small, "HEADLEASE_REGIONS__0__CACHE__ADDRESSES=[10.1.0.9:6379]", "HEADLEASE_REGIONS__0__CACHE__TLS=true").Regions[0].Cache
+	if !reflect.DeepEqual(got, Cache{Addresses: []string{"10.1.0.9:6379"}, TLS: true}) {
+		t.Errorf("from the environment: %+v", got)
+	}
+	for cache, want := range map[string]string{
+		`{tls: true}`:                                    "regions[0].cache.addresses: missing; name the Redis server",
+		`{addresses: ["10.1.0.9"]}`:                      `regions[0].cache.addresses[0]: "10.1.0.9" has no port`,
+		`{addresses: ["a:1", "b:1"]}`:                    "regions[0].cache.addresses: several are given; set cluster: true",
+		`{addresses: ["a:1"], cluster: true, master: m}`: `regions[0].cache.master: "m" is for sentinels`,
+		`{addresses: ["a:1"], ca_file: /ca}`:             "regions[0].cache.ca_file: is given without tls",
+		`{adresses: ["a:1"]}`:                            "regions[0].cache.adresses: unknown key; did you mean addresses?",
+	} {
+		if got := faults(t, with(cache)); !slices.ContainsFunc(got, func(f string) bool { return strings.HasPrefix(f, want) }) {
+			t.Errorf("%s: %q", cache, got)
+		}
 	}
 }
 

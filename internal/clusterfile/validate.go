@@ -3,6 +3,7 @@ package clusterfile
 import (
 	"fmt"
 	"net/netip"
+	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
@@ -156,6 +157,7 @@ func (c *checker) regions(f File) {
 		default:
 			c.fault(path+".servers", "%d listed; use 3 or 5 (1 for development only)", n)
 		}
+		c.cache(path+".cache", r.Cache)
 		for j, s := range r.Servers {
 			path := fmt.Sprintf("%s.servers[%d]", path, j)
 			c.processName(path+".name", s.Name)
@@ -167,6 +169,32 @@ func (c *checker) regions(f File) {
 				c.address(path+".metrics", s.Metrics, s.Votes)
 			}
 		}
+	}
+}
+
+func (c *checker) cache(path string, cache Cache) {
+	if len(cache.Addresses) == 0 {
+		if !reflect.DeepEqual(cache, Cache{}) {
+			c.missing(path+".addresses", "name the Redis server as host:port, or leave cache out")
+		}
+		return
+	}
+	for i, address := range cache.Addresses {
+		if strings.HasPrefix(address, "/") { // a unix socket
+			continue
+		}
+		if _, problem := splitAddress(address); problem != "" {
+			c.fault(fmt.Sprintf("%s.addresses[%d]", path, i), "%q %s, or the path of a unix socket", address, problem)
+		}
+	}
+	switch {
+	case cache.Cluster && cache.Master != "":
+		c.fault(path+".master", "%q is for sentinels, and cluster is set; leave one of them out", cache.Master)
+	case len(cache.Addresses) > 1 && !cache.Cluster && cache.Master == "":
+		c.fault(path+".addresses", "several are given; set cluster: true for a Redis Cluster, or master for sentinels")
+	}
+	if cache.CAFile != "" && !cache.TLS {
+		c.fault(path+".ca_file", "is given without tls; set tls: true")
 	}
 }
 

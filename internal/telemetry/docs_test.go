@@ -170,7 +170,7 @@ const site = `
 cluster: test
 d: 1s
 timing: calm
-regions: [{name: eu, servers: [{name: eu-1, api: %s, votes: %s, raft: %s, gossip: %s, metrics: %s}]}]
+regions: [{name: eu, cache: {addresses: ["127.0.0.1:1"]}, servers: [{name: eu-1, api: %s, votes: %s, raft: %s, gossip: %s, metrics: %s}]}]
 witnesses: [{name: w1, votes: %s, gossip: %s, metrics: %s}]
 partitions: [{name: all, shards: 0-255, prefer: [eu]}]
 `

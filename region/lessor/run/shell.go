@@ -168,6 +168,18 @@ func (s *Shell) Hold(partition string) (epoch fence.Epoch, until instant.Instant
 	return epoch, until, ok
 }
 
+// SessionLeft returns the time until a session expires if it is not heard from;
+// false if this server does not lead or knows no such session.
+func (s *Shell) SessionLeft(id string) (left time.Duration, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.lessor == nil {
+		return 0, false
+	}
+	expiry, _, ok := s.lessor.Deadlines(id)
+	return expiry.Sub(s.cfg.Clock.Now()), ok
+}
+
 // Stats are the lessor's; zero while not leading.
 func (s *Shell) Stats() (st lessor.Stats) {
 	s.with(func(l *lessor.Lessor, _ instant.Instant) { st = l.Stats() })

@@ -1,0 +1,46 @@
+package cache
+
+import "github.com/redis/go-redis/v9"
+
+// The scripts' replies.
+const (
+	replyOK = "ok"
+	// replyOld: the entry is of a higher token, or the tombstone of this one.
+	replyOld = "old"
+	// replyLate: the write was on its way for too long.
+	replyLate = "late"
+	// replyMissing: there is no entry of the token to renew.
+	replyMissing = "missing"
+)
+
+// KEYS[1] is the entry. Tokens are compared as numbers, exact below 2^53.
+const luaHead = `
+local seen, state = string.match(redis.call('GETRANGE', KEYS[1], 0, 31), '^(%d+) ([LT]) ')
+`
+
+var (
+	// put: ARGV are token, state, PX, payload, and when the write becomes void on the
+	// server's clock, in milliseconds.
+	put = redis.NewScript(`
+local now = redis.call('TIME')
+if now[1] * 1000 + math.floor(now[2] / 1000) > tonumber(ARGV[5]) then return 'late' end
+` + luaHead + `
+if seen and (tonumber(seen) > tonumber(ARGV[1]) or seen == ARGV[1] and state == 'T' and ARGV[2] == 'L') then return 'old' end
+local text = ARGV[1] .. ' ' .. ARGV[2] .. ' ' .. ARGV[3] .. ' ' .. ARGV[4]
+local reply = redis.pcall('SET', KEYS[1], text, 'PX', tonumber(ARGV[3]))
+if reply['err'] then
+  -- No memory for the new entry: the old one is wrong, and no entry is not.
+  redis.call('DEL', KEYS[1])
+  return reply
+end
+return 'ok'
+`)
+	// renew: ARGV are token and PX.
+	renew = redis.NewScript(luaHead + `
+if seen ~= ARGV[1] or state ~= 'L' then return 'missing' end
+local reply = redis.pcall('SETRANGE', KEYS[1], #seen + 3, ARGV[2])
+if type(reply) == 'table' and reply['err'] then return reply end
+redis.call('PEXPIRE', KEYS[1], tonumber(ARGV[2]))
+return 'ok'
+`)
+)
