@@ -3,6 +3,7 @@ package client_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
 	"sync"
@@ -439,6 +440,44 @@ func TestAPlaceOutlivesALeaderWithoutItsHeadLease(t *testing.T) {
 		r := <-q
 		if r.err != nil || r.lease.Token() != l.Token()+1 {
 			t.Fatalf("the waiter got %v, %v", r.lease, r.err)
+		}
+	})
+}
+
+// Its servers take connections and say nothing: what many callers have to find
+// out about it takes as long as for one.
+func TestManyLeasesMoveFromARegionThatHangsAtOnce(t *testing.T) {
+	inWorld(t, func(w *world) {
+		us := w.Region(regiontest.Config{Name: "us"})
+		us.Accept("eu", 1)
+		a := w.client("a")
+		const n = 50
+		for i := range n {
+			w.acquire(a, fmt.Sprintf("shard/%d", i))
+		}
+		for i := range 3 {
+			w.eu.Server(i).Freeze()
+		}
+		time.Sleep(2 * ttl) // virtual
+		us.Own(2)
+		began := time.Now()
+		moved := make(chan error, n)
+		for i := range n {
+			go func() {
+				l, err := a.Acquire(w.Context(), fmt.Sprintf("shard/%d", i))
+				if err == nil && l.Region() != "us" {
+					err = errors.New("granted by " + l.Region())
+				}
+				moved <- err
+			}()
+		}
+		for range n {
+			if err := <-moved; err != nil {
+				t.Error(err)
+			}
+		}
+		if d := time.Since(began); d > 10*time.Second {
+			t.Errorf("it took %v", d)
 		}
 	})
 }

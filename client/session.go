@@ -53,6 +53,11 @@ type seat struct {
 
 	session *session
 	closed  bool
+	// failed counts the tries to open a session that failed, failure is of the
+	// last one: who waited for it fails with it, and does not try for itself what
+	// takes a region that hangs seconds to fail.
+	failed  int
+	failure error
 }
 
 // NewSession returns a session of its own, beside the Client's.
@@ -162,29 +167,39 @@ func (c *Client) endAll(how func(*Session) error) error {
 
 // open returns the present session in the seat's region, or opens one.
 func (p *seat) open(ctx context.Context) (*session, error) {
+	r := p.region
+	r.mu.Lock()
+	failed := p.failed
+	r.mu.Unlock()
 	select {
 	case p.opening <- struct{}{}:
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
 	defer func() { <-p.opening }()
-	r := p.region
 	r.mu.Lock()
-	s, closed := p.session, p.closed
+	s, closed, meanwhile, err := p.session, p.closed, p.failed != failed, p.failure
 	r.mu.Unlock()
 	switch {
 	case closed:
 		return nil, ErrClosed
 	case s != nil:
 		return s, nil
+	case meanwhile:
+		return nil, err
 	}
 	var res *pb.OpenSessionResponse
 	// A repeated call may leave a session behind that nobody knows; it expires.
-	err := r.conns.do(ctx, func(ctx context.Context, cc *grpc.ClientConn) (err error) {
+	err = r.conns.do(ctx, func(ctx context.Context, cc *grpc.ClientConn) (err error) {
 		res, err = pb.NewSessionServiceClient(cc).OpenSession(ctx, &pb.OpenSessionRequest{TtlMs: p.of.ttl.Milliseconds(), Labels: p.of.labels})
 		return err
 	})
 	if err != nil {
+		if ctx.Err() == nil {
+			r.mu.Lock()
+			p.failed, p.failure = p.failed+1, err
+			r.mu.Unlock()
+		}
 		return nil, err
 	}
 	s = &session{
