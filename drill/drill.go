@@ -5,20 +5,18 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"math/rand/v2"
 	"os"
-	"strings"
 	"time"
 
+	"github.com/headlease/headlease/client"
 	"github.com/headlease/headlease/client/admin"
+	"github.com/headlease/headlease/drill/plan"
 	"github.com/headlease/headlease/drill/report"
 	"github.com/headlease/headlease/internal/clusterfile"
 	"github.com/headlease/headlease/internal/devcluster"
 )
-
-// DefaultD is the head leases' length in a drill: short, so that it is soon over,
-// and long enough for twelve processes on two busy cores.
-const DefaultD = 2 * time.Second
 
 // Options of a drill.
 type Options struct {
@@ -26,30 +24,56 @@ type Options struct {
 	// removed unless Keep is set or the drill did not pass.
 	Dir  string
 	Keep bool
-	// D is the length of head leases; default DefaultD.
-	D   time.Duration
-	RTT devcluster.Matrix
-	// Seed chooses the locks, the order of the kills and the moment; 0: any.
+	// D is the length of head leases of a private cluster; 0: the scenario's.
+	D time.Duration
+	// RTT between the sites of a private cluster; nil: the scenario's.
+	RTT *devcluster.Matrix
+	// Seed chooses locks, followers, the order of kills; 0: any.
 	Seed uint64
 	// Binary is the headlease executable; default the running one.
 	Binary string
-	// Ready and Admin as `headlease dev` has them.
+	// Running is the cluster to break; nil: a private one.
+	Running *Running
+	// Ready as `headlease dev` has it, for a private cluster.
 	Ready func(ctx context.Context, c *devcluster.Cluster) error
-	Admin func(f clusterfile.File, dir string) (*admin.Cluster, func() error, error)
-	// Progress gets lines for people while the drill runs, and the timelines;
-	// nil: nobody reads.
+	// Connect makes the connections to a cluster whose certificates are in a
+	// directory: the admin's, and those of a client of the name.
+	Connect func(f clusterfile.File, certs, client string) (*Connections, error)
+	// Progress gets lines for people while the drill runs; nil: nobody reads.
 	Progress io.Writer
+	// Live gets the state of the drill several times a second; nil: nobody
+	// looks. It must not block.
+	Live func(Live)
+}
+
+// Running is a cluster that runs already, which a drill may break.
+type Running struct {
+	File clusterfile.File
+	// Config is the path of the cluster file, Certs the directory of the
+	// certificates, Client the name of the client's.
+	Config, Certs, Client string
+	// Processes signals and starts them; nil: nobody can.
+	Processes Processes
+	// OneMachine: all processes share this machine's clocks.
+	OneMachine bool
+}
+
+// Connections to a cluster.
+type Connections struct {
+	Admin *admin.Cluster
+	Links client.Links
+	Close func() error
 }
 
 func (o Options) withDefaults() Options {
-	if o.D == 0 {
-		o.D = DefaultD
-	}
 	for o.Seed == 0 {
 		o.Seed = uint64(rand.Uint32())
 	}
 	if o.Progress == nil {
 		o.Progress = io.Discard
+	}
+	if o.Live == nil {
+		o.Live = func(Live) {}
 	}
 	return o
 }
@@ -60,80 +84,47 @@ func (o Options) Validate() error {
 	if o.D != 0 && (o.D < clusterfile.MinD || o.D > clusterfile.MaxD) {
 		errs = append(errs, fmt.Errorf("d: %v; use %v to %v", o.D, clusterfile.MinD, clusterfile.MaxD))
 	}
-	if o.Ready == nil || o.Admin == nil {
-		errs = append(errs, errors.New("ready, admin: missing; a drill must set its cluster up"))
+	if o.Running != nil && (o.D != 0 || o.RTT != nil) {
+		errs = append(errs, errors.New("d, rtt: a running cluster has its own; leave them out"))
+	}
+	if o.Connect == nil || o.Running == nil && o.Ready == nil {
+		errs = append(errs, errors.New("ready, connect: missing; a drill must set its cluster up"))
 	}
 	return errors.Join(errs...)
 }
 
-// progress tells people what happens.
+// progress tells people what happens. A write that fails (a closed terminal)
+// does not end a drill.
 func (o Options) progress(format string, args ...any) {
 	_, _ = fmt.Fprintf(o.Progress, "  "+format+"\n", args...)
 }
 
-// Result is what a scenario found; as JSON it is what `--json` prints.
-type Result interface {
-	Render(w io.Writer) error
-}
-
 // Outcome of a drill.
 type Outcome struct {
-	Result Result
-	OK     bool
-	// Inconclusive says why nothing was shown: what was to be broken did not
-	// break. Empty: something was.
-	Inconclusive string
+	Report *report.Report
 	// Dir is where logs and data are; empty if they were removed.
 	Dir string
 }
 
-// Scenario is a drill by its name.
-type Scenario struct {
-	Name, Summary string
-	run           func(ctx context.Context, r *rig) (Outcome, error)
-}
-
-// Scenarios are all there are.
-func Scenarios() []Scenario {
-	return []Scenario{
-		{"region-loss", "a region dies, the next one is promoted, and the late write of a frozen worker is refused", regionLoss},
-		{"cable-cut", "two regions cannot see each other but both see the witnesses: nothing changes", cableCut},
-	}
-}
-
-func find(name string) (Scenario, error) {
-	var known []string
-	for _, s := range Scenarios() {
-		if s.Name == name {
-			return s, nil
-		}
-		known = append(known, s.Name)
-	}
-	return Scenario{}, fmt.Errorf("scenario %q: there is none; use %s", name, strings.Join(known, " or "))
-}
-
-// Run plays a scenario on a cluster of its own and stops everything that it
-// started, also when ctx ends. The error says why the drill could not be
-// played; violations are in the outcome.
-func Run(ctx context.Context, scenario string, o Options) (out Outcome, err error) {
+// Run plays a scenario and stops everything that it started, also when ctx
+// ends; faults that it set are healed then. The error says why the drill could
+// not be played; what it found is in the report.
+func Run(ctx context.Context, s plan.Scenario, o Options) (out Outcome, err error) {
 	o = o.withDefaults()
 	if err := o.Validate(); err != nil {
 		return out, fmt.Errorf("drill: %w", err)
 	}
-	s, err := find(scenario)
-	if err != nil {
-		return out, err
+	if o.D != 0 {
+		s.Cluster.D = o.D
 	}
 	dir, err := makeDir(o.Dir)
 	if err != nil {
 		return out, err
 	}
-	// Here and in progress: a write that fails (a closed terminal) does not end a drill.
 	_, _ = fmt.Fprintf(o.Progress, "%s: %s\n", s.Name, s.Summary)
-	o.progress("D %v, seed %d, in %s", o.D, o.Seed, dir)
 	defer func() {
 		interrupted := ctx.Err() != nil
-		if o.Dir == "" && !o.Keep && (err == nil && out.OK || interrupted) {
+		if o.Dir == "" && !o.Keep && (err == nil && out.Report.OK || interrupted) {
 			err = errors.Join(err, os.RemoveAll(dir))
 			return
 		}
@@ -142,18 +133,44 @@ func Run(ctx context.Context, scenario string, o Options) (out Outcome, err erro
 			err = fmt.Errorf("%w; logs and data are in %s", err, dir)
 		}
 	}()
-	r, err := openRig(ctx, dir, o)
+	log, closeLog, err := openLog(dir)
+	if err != nil {
+		return out, err
+	}
+	defer func() { err = errors.Join(err, closeLog()) }()
+	r, err := openRig(ctx, dir, s, o, log)
 	defer func() { err = errors.Join(err, r.close(ctx)) }()
 	if err != nil {
 		return out, err
 	}
-	return s.run(ctx, r)
+	out.Report, err = r.play(ctx, s)
+	return out, err
 }
 
-// show prints a timeline between the progress lines.
-func (o Options) show(t report.Timeline) error {
-	if _, err := fmt.Fprintln(o.Progress); err != nil {
-		return err
+// play plays the scenario, and its control run if it has one.
+func (r *rig) play(ctx context.Context, s plan.Scenario) (*report.Report, error) {
+	began := time.Now()
+	main, err := r.once(ctx, s, false)
+	if err != nil {
+		return nil, err
 	}
-	return t.Render(o.Progress)
+	out := main.report(s, began)
+	if !s.Control {
+		return out, nil
+	}
+	r.o.progress("once more with the resource's guard off: there the late write must get through")
+	control, err := r.once(ctx, s, true)
+	if err != nil {
+		return nil, err
+	}
+	out.AddControl(control.report(s, began))
+	return out, nil
+}
+
+func openLog(dir string) (*slog.Logger, func() error, error) {
+	f, err := os.Create(dir + "/" + drillLog)
+	if err != nil {
+		return nil, nil, err
+	}
+	return slog.New(slog.NewTextHandler(f, &slog.HandlerOptions{Level: slog.LevelDebug})), f.Close, nil
 }

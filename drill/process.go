@@ -14,6 +14,10 @@ import (
 	"github.com/headlease/headlease/internal/devcluster"
 )
 
+// sessionTTL of the worker processes; it has no part in a failover between
+// regions.
+const sessionTTL = 5 * time.Second
+
 // workerSpec is what a worker process is started with.
 type workerSpec struct {
 	// name is the actor's and the writer's in the journal.
@@ -36,9 +40,9 @@ type workerProcess struct {
 }
 
 // workerArgs is how `headlease` is started as a worker.
-func workerArgs(s workerSpec, clusterDir string, ttl time.Duration) []string {
+func (r *rig) workerArgs(s workerSpec, ttl time.Duration) []string {
 	return []string{
-		"drill", "worker", "--dir", clusterDir, "--name", s.name, "--home", s.home,
+		"drill", "worker", "--config", r.config, "--certs", r.certs, "--as", r.client, "--name", s.name, "--home", s.home,
 		"--lock", s.lock, "--resource", s.resource, "--ttl", ttl.String(),
 	}
 }
@@ -53,7 +57,7 @@ func (r *rig) startWorker(s workerSpec) (*workerProcess, error) {
 	})
 	log := strings.NewReplacer(" ", "-", "/", "-").Replace(s.name+"-"+s.lock) + ".log"
 	child, err := r.group.Start(devcluster.Spec{
-		Name: s.name, Binary: r.binary(), Args: workerArgs(s, r.cluster.Dir(), sessionTTL), Log: filepath.Join(r.dir, log), Stdout: out,
+		Name: s.name, Binary: r.binary(), Args: r.workerArgs(s, sessionTTL), Log: filepath.Join(r.dir, log), Stdout: out,
 	})
 	if err != nil {
 		return nil, err
@@ -111,15 +115,4 @@ func (w *workerProcess) last() string {
 	}
 	e := events[len(events)-1]
 	return fmt.Sprintf("last %q %s", e.Kind, e.Reason)
-}
-
-// beliefs are the spans over which the worker believed that it holds its lock.
-func (w *workerProcess) beliefs() []claim {
-	var out []claim
-	for _, e := range w.all() {
-		if e.Token != 0 && e.Until > e.At {
-			out = append(out, claim{of: w.spec.lock, by: w.spec.name, number: uint64(e.Token), from: e.At, until: e.Until})
-		}
-	}
-	return out
 }

@@ -10,9 +10,13 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"syscall"
 	"time"
 
+	"github.com/headlease/headlease/client"
 	"github.com/headlease/headlease/client/admin"
+	"github.com/headlease/headlease/drill/check"
+	"github.com/headlease/headlease/drill/plan"
 	"github.com/headlease/headlease/drill/resource"
 	"github.com/headlease/headlease/internal/clock"
 	"github.com/headlease/headlease/internal/clusterfile"
@@ -27,73 +31,230 @@ const (
 	stopLimit  = 15 * time.Second
 	// serveLimit bounds the start of a resource or a worker process.
 	serveLimit = 20 * time.Second
-	// sessionTTL of the workers; it has no part in a failover between regions.
-	sessionTTL = 5 * time.Second
+	// stepLimit bounds each wait that has no bound of its own.
+	stepLimit = 60 * time.Second
 )
+
+// Processes signals and starts the processes of a cluster. Safe for concurrent
+// use.
+type Processes interface {
+	// Reach says, for the first of the processes that nothing here can signal
+	// and start, why; nil: all can be.
+	Reach(ctx context.Context, names []string) error
+	// Signal sends SIGKILL, SIGTERM, SIGSTOP or SIGCONT. A stopped process goes
+	// on by itself, and a killed one is started again, after heals at the
+	// latest, should the drill be gone.
+	Signal(ctx context.Context, name string, sig syscall.Signal, heals time.Duration) error
+	// Ended waits until the process runs no more.
+	Ended(ctx context.Context, name string) error
+	// Start starts a process that does not run; one that does is no error.
+	Start(ctx context.Context, name string) error
+}
+
+// private is the processes of a cluster of the drill's own, which ends with
+// the drill.
+type private struct{ c *devcluster.Cluster }
+
+func (p private) Reach(context.Context, []string) error { return nil }
+
+func (p private) Signal(_ context.Context, name string, sig syscall.Signal, _ time.Duration) error {
+	return p.c.Signal(name, sig)
+}
+
+func (p private) Ended(ctx context.Context, name string) error { return p.c.Wait(ctx, name) }
+
+func (p private) Start(_ context.Context, name string) error {
+	if now, ok := p.c.Process(name); ok && now.Running {
+		return nil
+	}
+	return p.c.StartProcess(name)
+}
+
+// nobody can signal or start anything.
+type nobody struct{}
+
+var errNoProcesses = errors.New("nothing here can signal or start processes; run 'headlease drill agent' on its host, " +
+	"or drill a cluster of 'headlease dev' on this machine")
+
+func (nobody) Reach(_ context.Context, names []string) error {
+	if len(names) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", names[0], errNoProcesses)
+}
+
+func (nobody) Signal(context.Context, string, syscall.Signal, time.Duration) error {
+	return errNoProcesses
+}
+func (nobody) Ended(context.Context, string) error { return errNoProcesses }
+func (nobody) Start(context.Context, string) error { return errNoProcesses }
 
 // rig is what a scenario runs on: a cluster that is ready, watched, and a group
 // for the processes beside it.
 type rig struct {
 	o       Options
 	dir     string
-	cluster *devcluster.Cluster
-	group   *devcluster.Group
-	admin   *admin.Cluster
-	watch   *watch
-	clock   clock.Clock
-	rand    *rand.Rand
-	closers []func(context.Context) error
+	cluster clusterfile.File
+	// config and certs are for the worker processes.
+	config, certs, client string
+	processes             Processes
+	// oneMachine: all processes share this machine's clocks.
+	oneMachine bool
+	rtt        func() time.Duration
+	group      *devcluster.Group
+	admin      *admin.Cluster
+	links      client.Links
+	watch      *watch
+	clock      clock.Clock
+	rand       *rand.Rand
+	log        *slog.Logger
+	closers    []func(context.Context) error
 }
 
-// openRig starts a cluster in dir. Close the rig also after an error.
-func openRig(ctx context.Context, dir string, o Options) (*rig, error) {
-	r := &rig{o: o, dir: dir, rand: rand.New(rand.NewPCG(o.Seed, 0))}
+func (r *rig) file() clusterfile.File { return r.cluster }
+
+// openRig makes what a scenario needs. Close the rig also after an error.
+func openRig(ctx context.Context, dir string, s plan.Scenario, o Options, log *slog.Logger) (*rig, error) {
+	r := &rig{o: o, dir: dir, rand: rand.New(rand.NewPCG(o.Seed, 0)), log: log}
 	sys, err := clock.NewSystem()
 	if err != nil {
 		return r, err
 	}
 	r.clock = sys
-	log, err := os.Create(filepath.Join(dir, drillLog))
-	if err != nil {
-		return r, err
-	}
-	r.onClose(func(context.Context) error { return log.Close() })
-	logger := slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	began := time.Now()
-	r.cluster, err = devcluster.New(devcluster.Options{
-		Dir: filepath.Join(dir, clusterDir), Binary: o.Binary, D: o.D, RTT: o.RTT, Timing: clusterfile.TimingCalm,
-		Ready: o.Ready, Logger: logger,
-	})
+	if o.Running != nil {
+		r.running(o.Running)
+	} else if err := r.private(ctx, s, log); err != nil {
+		return r, err
+	}
+	if err := (world{file: r.file()}).check(s); err != nil {
+		return r, fmt.Errorf("scenario %s does not fit the cluster: %w", s.Name, err)
+	}
+	if err := r.reach(ctx, s); err != nil {
+		return r, err
+	}
+	c, err := o.Connect(r.file(), r.certs, r.client)
 	if err != nil {
 		return r, err
 	}
-	r.onClose(r.cluster.Stop)
-	f := r.cluster.File()
-	o.progress("starting a cluster of its own: %d processes, %d regions and %d witnesses", len(f.Processes()), len(f.Regions), len(f.Witnesses))
-	if err := r.cluster.Start(ctx); err != nil {
+	r.admin, r.links = c.Admin, c.Links
+	r.onClose(func(context.Context) error { return c.Close() })
+	if err := r.faultable(ctx, s); err != nil {
 		return r, err
 	}
-	adm, closeAdmin, err := o.Admin(r.cluster.File(), r.cluster.Dir())
-	if err != nil {
-		return r, err
-	}
-	r.admin = adm
-	r.onClose(func(context.Context) error { return closeAdmin() })
-	r.watch = newWatch(r.clock, adm, logger)
+	r.watch = newWatch(r.clock, r.admin, log)
 	r.onClose(func(context.Context) error { r.watch.close(); return nil })
+	if r.rtt == nil {
+		r.rtt = r.watch.longestRTT
+	}
 	r.group = devcluster.NewGroup()
 	r.onClose(func(ctx context.Context) error { r.group.Stop(ctx, 3*time.Second); return nil })
-	if err := r.settled(ctx); err != nil {
+	if err := r.settled(ctx, stepLimit); err != nil {
 		return r, err
 	}
-	err = r.watch.await(ctx, serveLimit, "an owner of each partition", func(l *ledger, _ map[string]*pb.StatusResponse) bool {
-		return len(l.owners) == len(f.Partitions)
+	err = r.watch.await(ctx, serveLimit, "an owner of each partition", func(l *check.Ledger, latest map[string]*pb.StatusResponse) bool {
+		return len(l.Owners) == len(r.file().Partitions) && len(latest) == len(r.file().Regions)
 	})
 	if err != nil {
 		return r, err
 	}
 	o.progress("ready and settled after %.1f s", time.Since(began).Seconds())
 	return r, nil
+}
+
+func (r *rig) running(c *Running) {
+	r.cluster, r.config, r.certs, r.client, r.oneMachine = c.File, c.Config, c.Certs, c.Client, c.OneMachine
+	if r.processes = c.Processes; r.processes == nil {
+		r.processes = nobody{}
+	}
+}
+
+// private starts a cluster of the drill's own.
+func (r *rig) private(ctx context.Context, s plan.Scenario, log *slog.Logger) error {
+	matrix, err := devcluster.ParseMatrix(s.Cluster.RTT)
+	if err != nil {
+		return fmt.Errorf("scenario %s: cluster.rtt: %w", s.Name, err)
+	}
+	if r.o.RTT != nil {
+		matrix = *r.o.RTT
+	}
+	c, err := devcluster.New(devcluster.Options{
+		Dir: filepath.Join(r.dir, clusterDir), Binary: r.o.Binary, Regions: s.Cluster.Regions, Servers: s.Cluster.Servers,
+		Witnesses: s.Cluster.Witnesses, D: s.Cluster.D, RTT: matrix, Timing: clusterfile.TimingCalm, Ready: r.o.Ready, Logger: log,
+	})
+	if err != nil {
+		return err
+	}
+	r.onClose(c.Stop)
+	r.cluster, r.processes, r.oneMachine = c.File(), private{c}, true
+	r.config, r.certs, r.client = filepath.Join(c.Dir(), "cluster.yaml"), filepath.Join(c.Dir(), "certs"), devcluster.DefaultClient
+	longest := longestOf(r.cluster, matrix)
+	r.rtt = func() time.Duration { return longest }
+	f := r.cluster
+	r.o.progress("D %v, seed %d, in %s", f.D, r.o.Seed, r.dir)
+	r.o.progress("starting a cluster of its own: %d processes, %d regions and %d witnesses", len(f.Processes()), len(f.Regions), len(f.Witnesses))
+	return c.Start(ctx)
+}
+
+// longestOf is the longest round trip between two sites.
+func longestOf(f clusterfile.File, m devcluster.Matrix) (longest time.Duration) {
+	sites := f.RegionNames()
+	for _, w := range f.Witnesses {
+		sites = append(sites, w.Name)
+	}
+	for i, a := range sites {
+		for _, b := range sites[i+1:] {
+			longest = max(longest, m.RTT(a, b))
+		}
+	}
+	return longest
+}
+
+// reach refuses a scenario, before its first step, if a process that it
+// signals cannot be signalled, or if it needs what the cluster has not.
+func (r *rig) reach(ctx context.Context, s plan.Scenario) error {
+	var all []string
+	for _, p := range r.file().Processes() {
+		all = append(all, p.Name)
+	}
+	for i, st := range s.Steps {
+		// Roles may be anybody's when the step begins.
+		if st.Processes() {
+			if err := r.processes.Reach(ctx, all); err != nil {
+				return fmt.Errorf("step %d (%s) needs processes that can be signalled and started: %w", i+1, st.Title(), err)
+			}
+		}
+		switch st.Do {
+		case plan.RedisDown:
+			return fmt.Errorf("step %d (%s): the cluster has no Redis cache", i+1, st.Title())
+		case plan.Transfer:
+			return fmt.Errorf("step %d (%s): this version cannot hand a partition over", i+1, st.Title())
+		case plan.DiskHang, plan.DiskFull:
+			// It ends the process, which somebody must start again.
+			if err := r.processes.Reach(ctx, all); err != nil {
+				return fmt.Errorf("step %d (%s) ends a process, which must be started again: %w", i+1, st.Title(), err)
+			}
+		default:
+		}
+	}
+	return nil
+}
+
+// faultable refuses a scenario, before its first step, if a process has no
+// fault table or does not let this admin set it.
+func (r *rig) faultable(ctx context.Context, s plan.Scenario) error {
+	i := slices.IndexFunc(s.Steps, func(st plan.Step) bool {
+		return st.Links() || st.Do == plan.DiskHang || st.Do == plan.DiskFull || st.Do == plan.ClockStep
+	})
+	if i < 0 {
+		return nil
+	}
+	for _, p := range r.file().Processes() {
+		if _, err := r.admin.ListFaults(ctx, p); err != nil {
+			return fmt.Errorf("step %d (%s): %s takes no faults: %w; is it started with --drills?", i+1, s.Steps[i].Title(), p.Name, err)
+		}
+	}
+	return nil
 }
 
 func (r *rig) onClose(f func(context.Context) error) { r.closers = append(r.closers, f) }
@@ -109,23 +270,24 @@ func (r *rig) close(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// lockIn returns a fresh lock of a partition.
-func (r *rig) lockIn(partition string) (string, error) {
-	p, ok := r.cluster.File().Partition(partition)
+// lockIn returns a lock of a partition; others have other numbers.
+func (r *rig) lockIn(partition string, taken map[string]bool) (string, error) {
+	p, ok := r.file().Partition(partition)
 	if !ok {
 		return "", fmt.Errorf("partition %s: not in the cluster file", partition)
 	}
 	for {
-		name := fmt.Sprintf("lock/ledger-%d", r.rand.IntN(10_000))
+		name := fmt.Sprintf("lock/drill-%d", r.rand.IntN(1_000_000))
 		res, err := shard.Parse(name)
 		if err != nil {
 			return "", err
 		}
-		n, err := res.Shard(r.cluster.File().Shards)
+		n, err := res.Shard(r.file().Shards)
 		if err != nil {
 			return "", err
 		}
-		if slices.ContainsFunc(p.Shards, func(s clusterfile.ShardRange) bool { return s.First <= n && n <= s.Last }) {
+		if !taken[name] && slices.ContainsFunc(p.Shards, func(s clusterfile.ShardRange) bool { return s.First <= n && n <= s.Last }) {
+			taken[name] = true
 			return name, nil
 		}
 	}

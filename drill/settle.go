@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -19,8 +21,8 @@ const settleEvery = 200 * time.Millisecond
 // its ballot and promised no other. After a start, when regions have campaigned
 // against each other, that takes an owner a new ballot, and until then it can
 // lose fewer voters than a drill takes away.
-func (r *rig) settled(ctx context.Context) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, stepLimit, fmt.Errorf("not within %v", stepLimit))
+func (r *rig) settled(ctx context.Context, within time.Duration) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, within, fmt.Errorf("not within %v", within))
 	defer cancel()
 	for {
 		why := unsettled(r.admin.Look(ctx))
@@ -81,3 +83,5 @@ func unsettled(v admin.View) error {
 	}
 	return errors.Join(errs...)
 }
+
+func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

@@ -182,6 +182,26 @@ func (c *Cluster) RegionStatus(ctx context.Context, region string) (res *pb.Stat
 	return nil, errors.Join(errs...)
 }
 
+// ServerStatus asks one server for its region's status, which its leader
+// answers.
+func (c *Cluster) ServerStatus(ctx context.Context, p clusterfile.Process) (res *pb.StatusResponse, err error) {
+	err = c.ask(ctx, link.PlaneAPI, p, askTimeout, func(ctx context.Context, conn *grpc.ClientConn) (err error) {
+		res, err = pb.NewClusterServiceClient(conn).Status(ctx, &pb.StatusRequest{})
+		return err
+	})
+	return res, err
+}
+
+// ListFaults lists the faults in force in one process, those of its start-up
+// table included.
+func (c *Cluster) ListFaults(ctx context.Context, p clusterfile.Process) (res *pb.ListFaultsResponse, err error) {
+	err = c.faults(ctx, p, func(ctx context.Context, f pb.FaultServiceClient) (err error) {
+		res, err = f.ListFaults(ctx, &pb.ListFaultsRequest{})
+		return err
+	})
+	return res, err
+}
+
 // SetFaults sets faults in one process of a cluster under drill. They act on
 // what that process sends, reads or times, and expire by themselves.
 func (c *Cluster) SetFaults(ctx context.Context, p clusterfile.Process, req *pb.SetFaultsRequest) error {

@@ -5,9 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"text/tabwriter"
@@ -16,42 +16,47 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/headlease/headlease/client"
-	"github.com/headlease/headlease/drill"
-	"github.com/headlease/headlease/drill/report"
+	"github.com/headlease/headlease/drill/plan"
 	"github.com/headlease/headlease/drill/resource"
+	"github.com/headlease/headlease/drill/scenarios"
 	"github.com/headlease/headlease/drill/worker"
 	"github.com/headlease/headlease/internal/clock"
-	"github.com/headlease/headlease/internal/clusterfile/load"
 	"github.com/headlease/headlease/internal/devcluster"
 )
-
-// exitInconclusive: a drill could not break what it wanted to break.
-const exitInconclusive = 2
 
 func newDrillCmd(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "drill",
 		Short: "Break a cluster on purpose and check what it promised",
-		Long: `Drill plays scenarios that break a development cluster of its own, with a fenced
-workload beside it, and checks the invariants of docs/design.md.`,
+		Long: `Drill plays scenarios that break a cluster, with a fenced workload beside it, and
+checks the invariants of docs/design.md and what the scenario expects. A scenario
+is a file: what is broken, when, and what must hold.`,
 		Example: `  headlease drill list
-  headlease drill run region-loss`,
+  headlease drill run region-loss
+  headlease drill run cable-cut --junit report.xml
+  headlease drill show cable-cut > mine.yaml
+  headlease drill validate mine.yaml
+  headlease drill run ./mine.yaml`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newDrillListCmd(a), newDrillRunCmd(a), newDrillResourceCmd(a), newDrillWorkerCmd(a))
+	cmd.AddCommand(newDrillListCmd(a), newDrillShowCmd(a), newDrillValidateCmd(a), newDrillRunCmd(a), newDrillResourceCmd(a), newDrillWorkerCmd(a))
 	return cmd
 }
 
 func newDrillListCmd(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:     "list",
-		Short:   "List the scenarios",
+		Short:   "List the scenarios that are shipped",
 		Example: `  headlease drill list`,
 		Args:    usage(cobra.NoArgs),
 		RunE: func(*cobra.Command, []string) error {
 			w := tabwriter.NewWriter(a.stdout, 0, 4, 2, ' ', 0)
-			for _, s := range drill.Scenarios() {
+			for _, name := range scenarios.Names() {
+				s, err := scenarios.Get(name)
+				if err != nil {
+					return err
+				}
 				fmt.Fprintf(w, "%s\t%s\n", s.Name, s.Summary)
 			}
 			return w.Flush()
@@ -59,76 +64,91 @@ func newDrillListCmd(a *app) *cobra.Command {
 	}
 }
 
-func newDrillRunCmd(a *app) *cobra.Command {
-	var o drill.Options
-	var asJSON bool
-	var rtt string
+func newDrillShowCmd(a *app) *cobra.Command {
+	var schema bool
 	cmd := &cobra.Command{
-		Use:   "run SCENARIO",
-		Short: "Play a scenario on a cluster of its own",
-		Long: `Run starts a development cluster in a temporary directory, plays the scenario on
-it, stops it, and prints what it found. The directory is kept when something is
-wrong, or with --keep.
-
-Exit codes: 0 everything held; 1 a violation, or the drill could not be played;
-2 nothing was shown, since what was to be broken did not break.`,
-		Example: `  headlease drill run region-loss
-  headlease drill run cable-cut --json
-  headlease drill run region-loss --d 4s --seed 7 --keep`,
+		Use:   "show SCENARIO",
+		Short: "Print the file of a shipped scenario",
+		Long: `Show prints the file of a shipped scenario, to read it or to begin one of your own
+with it; --schema prints the JSON schema of scenario files, for your editor.`,
+		Example: `  headlease drill show cable-cut > mine.yaml
+  headlease drill show --schema > schema.json`,
 		Args: usage(func(cmd *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				return errors.New("which scenario? 'headlease drill list' lists them")
+			if schema {
+				return cobra.NoArgs(cmd, args)
 			}
-			return cobra.ExactArgs(1)(cmd, args)
+			return oneScenario(cmd, args)
 		}),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			var err error
-			if o.RTT, err = devcluster.ParseMatrix(rtt); err != nil {
-				return &usageError{cmd.CommandPath(), fmt.Errorf("--rtt: %w", err)}
+		RunE: func(_ *cobra.Command, args []string) error {
+			if schema {
+				return a.printf("%s", scenarios.Schema())
 			}
-			return runDrill(cmd.Context(), a, args[0], o, asJSON)
+			text, err := scenarios.Text(args[0])
+			if err != nil {
+				return err
+			}
+			return a.printf("%s", text)
 		},
 	}
-	f := cmd.Flags()
-	f.BoolVar(&asJSON, "json", false, "print the result as one line of JSON, and progress to the standard error stream")
-	f.StringVar(&o.Dir, "dir", "", "directory of the drill's cluster, new or empty; it is kept (default: a temporary one)")
-	f.BoolVar(&o.Keep, "keep", false, "keep the temporary directory also when everything held")
-	f.DurationVar(&o.D, "d", drill.DefaultD, "length of head leases, 1s to 60s")
-	f.StringVar(&rtt, "rtt", "default", "round trips between sites, as for 'headlease dev'")
-	f.Uint64Var(&o.Seed, "seed", 0, "chooses locks, the order of kills and their moment (default: any, and printed)")
+	cmd.Flags().BoolVar(&schema, "schema", false, "print the JSON schema of scenario files")
 	return cmd
 }
 
-func runDrill(ctx context.Context, a *app, scenario string, o drill.Options, asJSON bool) error {
-	o.Ready, o.Admin = initAndWait, devAdmin
-	o.Progress = a.stdout
-	if asJSON {
-		o.Progress = a.stderr
+func newDrillValidateCmd(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "validate FILE...",
+		Short: "Report everything wrong with scenario files",
+		Long: `Validate reads scenario files and reports all that is wrong with them at once,
+each with its line and field.`,
+		Example: `  headlease drill validate mine.yaml`,
+		Args:    usage(cobra.MinimumNArgs(1)),
+		RunE: func(_ *cobra.Command, args []string) error {
+			var errs []error
+			for _, path := range args {
+				s, err := scenarioFile(path)
+				if err != nil {
+					errs = append(errs, err)
+					continue
+				}
+				if err := a.printf("%s is good: %s, %s, %s\n", path, s.Name, count(len(s.Steps), "step"), count(len(s.Expect), "expectation")); err != nil {
+					return err
+				}
+			}
+			return errors.Join(errs...)
+		},
 	}
-	out, err := drill.Run(ctx, scenario, o)
+}
+
+func oneScenario(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return errors.New("which scenario? 'headlease drill list' lists them")
+	}
+	return cobra.ExactArgs(1)(cmd, args)
+}
+
+// scenario is a shipped one by its name, or that of a file: what has a dot or a
+// slash in it is a file's name.
+func scenario(name string) (plan.Scenario, error) {
+	if strings.ContainsAny(name, "./") {
+		return scenarioFile(name)
+	}
+	return scenarios.Get(name)
+}
+
+func scenarioFile(path string) (plan.Scenario, error) {
+	file, err := os.Open(path)
 	if err != nil {
-		if ctx.Err() != nil {
-			return errors.New("interrupted; everything that the drill started is stopped")
-		}
-		return err
+		return plan.Scenario{}, fmt.Errorf("scenario file: %w", err)
 	}
-	if asJSON {
-		err = report.WriteJSON(a.stdout, out.Result)
-	} else {
-		err = out.Result.Render(a.stdout)
+	text, err := io.ReadAll(io.LimitReader(file, plan.MaxSize+1))
+	if err = errors.Join(err, file.Close()); err != nil {
+		return plan.Scenario{}, fmt.Errorf("scenario file: %w", err)
 	}
-	if err == nil && out.Dir != "" {
-		_, err = fmt.Fprintf(o.Progress, "  logs and data are in %s\n", out.Dir)
+	s, err := plan.Parse(text)
+	if bad := (*plan.Error)(nil); errors.As(err, &bad) {
+		bad.Source = path
 	}
-	switch {
-	case err != nil:
-		return err
-	case out.Inconclusive != "":
-		return &exitError{exitInconclusive, fmt.Errorf("inconclusive: %s", out.Inconclusive)}
-	case !out.OK:
-		return &exitError{code: exitFailed}
-	}
-	return nil
+	return s, err
 }
 
 func newDrillResourceCmd(a *app) *cobra.Command {
@@ -160,8 +180,8 @@ func newDrillResourceCmd(a *app) *cobra.Command {
 
 // drillWorker is the flags of a drill's worker process.
 type drillWorker struct {
-	dir, name, home, lock, resource string
-	ttl                             time.Duration
+	as, name, home, lock, resource string
+	ttl                            time.Duration
 }
 
 func newDrillWorkerCmd(a *app) *cobra.Command {
@@ -174,7 +194,7 @@ func newDrillWorkerCmd(a *app) *cobra.Command {
 		RunE:   func(cmd *cobra.Command, _ []string) error { return runDrillWorker(cmd.Context(), a, o) },
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.dir, "dir", "", "directory of the development cluster")
+	f.StringVar(&o.as, "as", devcluster.DefaultClient, "name in the client certificate")
 	f.StringVar(&o.name, "name", "worker", "who writes, for the journal")
 	f.StringVar(&o.home, "home", "", "region to ask first")
 	f.StringVar(&o.lock, "lock", "", "lock to acquire, and resource to write to")
@@ -188,11 +208,11 @@ func runDrillWorker(ctx context.Context, a *app, o drillWorker) (err error) {
 	if err != nil {
 		return err
 	}
-	file, _, err := load.File(filepath.Join(o.dir, "cluster.yaml"))
+	file, err := a.clusterFile()
 	if err != nil {
 		return err
 	}
-	links, err := devLinks(file.Cluster, o.dir, identity(devcluster.DefaultClient))
+	links, err := a.links(file, identity(o.as))
 	if err != nil {
 		return err
 	}

@@ -113,6 +113,11 @@ func (s Step) Processes() bool {
 	return slices.Contains([]Kind{Kill, Pause, Restart, RollingRestart}, s.Do)
 }
 
+// Links reports whether the step breaks links.
+func (s Step) Links() bool {
+	return slices.Contains([]Kind{Cut, OneWay, Isolate, Delay, Loss, Flap}, s.Do)
+}
+
 // What an await may wait for.
 const (
 	UntilPromotion = "promotion"

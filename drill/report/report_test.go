@@ -2,7 +2,7 @@ package report
 
 import (
 	"bytes"
-	"encoding/json"
+	"encoding/xml"
 	"errors"
 	"flag"
 	"os"
@@ -13,6 +13,8 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/headlease/headlease/drill/check"
+	"github.com/headlease/headlease/drill/plan"
 	"github.com/headlease/headlease/fence"
 	"github.com/headlease/headlease/internal/instant"
 )
@@ -66,17 +68,6 @@ func regionLoss() Timeline {
 	return t
 }
 
-func good() (guarded, control RegionLossRun) {
-	guarded = RegionLossRun{
-		D: 4 * time.Second, RTT: 150 * time.Millisecond,
-		Killed: at(2000), Promoted: at(6712.2), Written: at(6815.6),
-		OldToken: 1<<32 | 1, NewToken: 2<<32 | 1, LateRefused: true,
-	}
-	control = guarded
-	control.LateRefused, control.LateAccepted = false, true
-	return guarded, control
-}
-
 func TestTimelineText(t *testing.T) {
 	var b bytes.Buffer
 	if err := regionLoss().Render(&b); err != nil {
@@ -101,74 +92,132 @@ func TestTimelineAtItsEdges(t *testing.T) {
 	golden(t, "edges.txt", b.Bytes())
 }
 
-func TestResults(t *testing.T) {
-	var b bytes.Buffer
-	guarded, control := good()
-	bad, broken := guarded, control
-	bad.Promoted, bad.LateAccepted, bad.NewToken = at(8000.5), true, bad.OldToken
-	bad.Violations = []string{"I5: entry 9: …"}
-	broken.LateAccepted = false
-	for _, r := range []RegionLoss{JudgeRegionLoss(guarded, control), JudgeRegionLoss(bad, broken), JudgeRegionLoss(RegionLossRun{D: time.Second}, RegionLossRun{})} {
-		if err := errors.Join(r.Render(&b), WriteJSON(&b, r)); err != nil {
-			t.Fatal(err)
-		}
-		b.WriteByte('\n')
+// isolated is a record of an owner that was cut off.
+func isolated() (*check.Record, check.Verdict) {
+	tok := func(epoch, seq uint64) fence.Token { return fence.Token(epoch<<32 | seq) }
+	r := &check.Record{
+		D: 2 * time.Second, RTT: 100 * time.Millisecond, TTL: 5 * time.Second, Partitions: []string{"p"},
+		Began: at(1000), Ended: at(11000), SettledAt: at(9500),
+		Faults: []check.Fault{
+			{Step: 0, Title: "isolate owner of p", Kind: plan.Isolate, Of: []string{"eu", "us"}, From: at(2000), Full: at(2010), Until: at(9000), Effect: "it was felt"},
+			{Step: 1, Title: "await settled", Kind: plan.Await, From: at(9000), Until: at(9500), Effect: "it came"},
+		},
+		Journal: []check.Entry{{N: 1, Op: "write", Resource: "lock/x", Writer: "w", Token: tok(1, 1), Accepted: true}},
 	}
-	for _, c := range []CableCut{{DMS: 4000, CutMS: 12000, WritesAccepted: 97}, {DMS: 4000, CutMS: 7999, Promotions: 1, Lapses: 2}, {DMS: 4000, CutMS: 12000, WritesAccepted: 97, Inconclusive: "the cut did not cut"}} {
-		r := JudgeCableCut(c)
-		if err := errors.Join(r.Render(&b), WriteJSON(&b, r)); err != nil {
-			t.Fatal(err)
+	for ms := 0.0; ms < 3800; ms += 100 {
+		left := 1900 * time.Millisecond
+		if ms > 2000 {
+			left = time.Duration(3900-ms) * time.Millisecond
 		}
-		b.WriteByte('\n')
+		r.Answers = append(r.Answers, check.Answer{Region: "eu", Asked: at(ms), Answered: at(ms + 2), Says: []check.Said{{Partition: "p", Epoch: 1, Left: left}}})
 	}
-	golden(t, "results.txt", b.Bytes())
+	for ms := 5000.0; ms < 11000; ms += 100 {
+		r.Answers = append(r.Answers, check.Answer{Region: "us", Asked: at(ms), Answered: at(ms + 2), Says: []check.Said{{Partition: "p", Epoch: 2, Left: 1900 * time.Millisecond}}})
+	}
+	w := check.Actor{Name: "worker 1.1", Lock: "lock/x", Partition: "p"}
+	for ms := 1100.0; ms < 3500; ms += 200 {
+		w.Events = append(w.Events, check.Event{Kind: check.Wrote, Sent: at(ms), At: at(ms + 3), Token: tok(1, 1), Until: at(min(ms+1200, 3600))})
+	}
+	w.Events = append(w.Events,
+		check.Event{Kind: check.Lost, Sent: at(3600), At: at(3600), Token: tok(1, 1), Reason: "its validity runs out"},
+		check.Event{Kind: check.Acquired, Sent: at(5050), At: at(5100), Token: tok(2, 1), Region: "us", Until: at(6500)},
+		check.Event{Kind: check.Wrote, Sent: at(5101), At: at(5104), Token: tok(2, 1), Until: at(6500)},
+		check.Event{Kind: check.Refused, Sent: at(5201), At: at(5204), Token: tok(2, 1), Until: at(6500), Reason: "stale"})
+	r.Actors = []check.Actor{w}
+	r.Watched = []check.Watched{{Name: "eu"}}
+	for ms := 0.0; ms < 11000; ms += 400 {
+		r.Watched[0].Heard = append(r.Watched[0].Heard, at(ms))
+	}
+	var expect []plan.Expectation
+	for _, text := range []string{"promoted within D + 4RTT + 1s", "no promotion", "no write refused", "at least 20 writes", "at least 1 grant"} {
+		e, err := plan.ParseExpectation(text)
+		if err != nil {
+			panic(err)
+		}
+		expect = append(expect, e)
+	}
+	return r, check.Check(r, expect)
 }
 
-// The keys are those that scripts were promised, no more and no fewer.
-func TestRegionLossKeys(t *testing.T) {
-	var b bytes.Buffer
-	if err := WriteJSON(&b, JudgeRegionLoss(good())); err != nil {
-		t.Fatal(err)
-	}
-	var keys map[string]any
-	if err := json.Unmarshal(b.Bytes(), &keys); err != nil {
-		t.Fatal(err)
-	}
-	want := "ok failover_ms promoted_ms d_ms old_token new_token stale_write_refused guard_off_violated violations"
-	for _, k := range strings.Fields(want) {
-		if _, ok := keys[k]; !ok {
-			t.Errorf("no key %s in %s", k, b.String())
+func example() *Report {
+	r, v := isolated()
+	out := New(Header{
+		Scenario: "region-isolated", Summary: "an owner is cut off", About: "It stops at the end of its head lease.", Began: time.Date(2026, 5, 4, 3, 2, 1, 0, time.UTC),
+		Seed: 7, Cluster: "dev", Private: true, Regions: []string{"eu", "us"}, Servers: 6, Witnesses: 3,
+	}, r, v)
+	for ms := 0; ms < 10000; ms += 250 {
+		phi := 0.1
+		if ms > 2000 && ms < 8000 {
+			phi = float64(ms-2000) / 100
 		}
-		delete(keys, k)
+		out.AddPhi(time.Duration(ms)*time.Millisecond, "us", "eu", phi)
 	}
-	if len(keys) > 0 || !strings.Contains(b.String(), `"violations":[]`) {
-		t.Errorf("unexpected %v in %s", keys, b.String())
-	}
+	return out
 }
 
-// A result is ok only if every single thing that it must show was seen.
-func TestOneFaultIsEnoughToFail(t *testing.T) {
-	if r := JudgeRegionLoss(good()); !r.OK {
-		t.Fatalf("a good run fails: %q", r.Violations)
+func TestReportText(t *testing.T) {
+	var b bytes.Buffer
+	r := example()
+	if err := errors.Join(r.Render(&b), WriteJSON(&b, r), r.WriteJUnit(&b)); err != nil {
+		t.Fatal(err)
 	}
-	for name, change := range map[string]func(g, c *RegionLossRun){
-		"I7: the promotion took 5601 ms; at most 5600 ms": func(g, _ *RegionLossRun) { g.Promoted = g.Killed.Add(5601 * time.Millisecond) },
-		"I7: no region was promoted":                      func(g, _ *RegionLossRun) { g.Promoted = 0 },
-		"no write was accepted":                           func(g, _ *RegionLossRun) { g.Written = 0 },
-		"I2: the new token":                               func(g, _ *RegionLossRun) { g.NewToken = g.OldToken },
-		"I5: the late write was accepted":                 func(g, _ *RegionLossRun) { g.LateAccepted = true },
-		"did not reach the resource":                      func(g, _ *RegionLossRun) { g.LateRefused = false },
-		"the drill cannot fail":                           func(_, c *RegionLossRun) { c.LateAccepted = false },
-		"I1: two owners":                                  func(g, _ *RegionLossRun) { g.Violations = []string{"I1: two owners"} },
-		"control run: I7: the promotion took 5601 ms":     func(_, c *RegionLossRun) { c.Promoted = c.Killed.Add(5601 * time.Millisecond) },
-		"control run: I7: no region was promoted":         func(_, c *RegionLossRun) { c.Promoted = 0 },
-		"control run: I4: two holders":                    func(_, c *RegionLossRun) { c.Violations = []string{"I4: two holders"} },
+	golden(t, "report.txt", b.Bytes())
+}
+
+// Scripts were promised these keys of a drill with a frozen worker.
+func TestKeysOfAFailover(t *testing.T) {
+	r, v := isolated()
+	r.Late = check.Late{Sent: true, Seen: true, Token: 1<<32 | 1, Mark: 2<<32 | 1}
+	out := New(Header{}, r, v)
+	out.Failover(r, "old", "worker 1.1")
+	out.AddControl(&Report{Details: []Detail{{Rule: "I5"}}})
+	var b bytes.Buffer
+	if err := WriteJSON(&b, out); err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range []string{
+		`"ok":false`, `"failover_ms":3104`, `"promoted_ms":3002`, `"d_ms":2000`, `"old_token":4294967297`, `"new_token":8589934593`,
+		`"stale_write_refused":true`, `"guard_off_violated":true`, `"violations":["expected`,
 	} {
-		g, c := good()
-		change(&g, &c)
-		if r := JudgeRegionLoss(g, c); r.OK || len(r.Violations) != 1 || !strings.Contains(r.Violations[0], name) {
-			t.Errorf("%s: ok %v, violations %q", name, r.OK, r.Violations)
+		if !strings.Contains(b.String(), key) {
+			t.Errorf("no %s in %.300s", key, b.String())
 		}
+	}
+}
+
+// A control run that shows nothing means that the drill cannot fail, and what
+// else is wrong in it counts.
+func TestControlRun(t *testing.T) {
+	for name, c := range map[string]struct {
+		control Report
+		verdict string
+	}{
+		"it shows what it must":  {Report{Details: []Detail{{Rule: "I5"}}}, "ok"},
+		"it shows nothing":       {Report{}, "FAILED"},
+		"something else as well": {Report{Details: []Detail{{Rule: "I5"}, {Rule: "I1"}}}, "FAILED"},
+		"nothing broke in it":    {Report{Details: []Detail{{Rule: "I5"}}, Inconclusive: []string{"step 1 (kill) did not take effect"}}, "inconclusive"},
+	} {
+		r := &Report{OK: true, Verdict: "ok"}
+		r.AddControl(&c.control)
+		if r.Verdict != c.verdict || r.OK != (c.verdict == "ok") {
+			t.Errorf("%s: %s, ok %v, %q", name, r.Verdict, r.OK, r.Violations)
+		}
+	}
+}
+
+// JUnit has no word for inconclusive; it must be an error, never a success.
+func TestJUnitOfAnInconclusiveDrill(t *testing.T) {
+	r := &Report{Scenario: "x", Verdict: "inconclusive", Inconclusive: []string{"us was not heard"}, Expectations: []Expectation{{Text: "no lapse", State: "inconclusive", Why: "stalled"}}}
+	var b bytes.Buffer
+	if err := r.WriteJUnit(&b); err != nil {
+		t.Fatal(err)
+	}
+	var got junitSuites
+	if err := xml.Unmarshal(b.Bytes(), &got); err != nil {
+		t.Fatal(err)
+	}
+	if s := got.Suites[0]; s.Errors != 2 || s.Failures != 0 || s.Tests != 3 {
+		t.Errorf("%+v", s)
 	}
 }
 

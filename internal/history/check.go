@@ -26,6 +26,9 @@ type Config struct {
 	// Timeout bounds the search for an order of each lock's history; 0 means
 	// none.
 	Timeout time.Duration
+	// Partition of a resource: tokens are unique within one. Nil: all are in
+	// one partition.
+	Partition func(resource string) string
 }
 
 // Verdict on a history.
@@ -81,7 +84,7 @@ func Check(h History, cfg Config) *Verdict {
 		v.Violations = append(v.Violations, p.overlaps()...)
 		v.Violations = append(v.Violations, p.unfounded(h.Beliefs)...)
 	}
-	v.Violations = append(v.Violations, tokensOnce(h)...)
+	v.Violations = append(v.Violations, tokensOnce(h, cfg.Partition)...)
 	parts, unexplained := compile(h, p, timed)
 	v.Violations = append(v.Violations, unexplained...)
 	for _, resource := range slices.Sorted(maps.Keys(parts)) {
@@ -99,20 +102,29 @@ func Check(h History, cfg Config) *Verdict {
 	return v
 }
 
-// tokensOnce finds tokens that two sessions, or two resources, were given (I2).
-func tokensOnce(h History) []string {
+// tokensOnce finds tokens that two sessions, or two resources of a partition,
+// were given (I2).
+func tokensOnce(h History, partition func(string) string) []string {
+	type key struct {
+		partition string
+		token     uint64
+	}
 	var found []string
-	given := map[uint64]hold{}
+	given := map[key]hold{}
 	give := func(x hold) {
 		if x.token == 0 {
 			return
 		}
-		if y, ok := given[x.token]; ok && y != x {
+		k := key{token: x.token}
+		if partition != nil {
+			k.partition = partition(x.resource)
+		}
+		if y, ok := given[k]; ok && y != x {
 			found = append(found, fmt.Sprintf("I2: token %d was given to session %s for %s and to session %s for %s",
 				x.token, short(y.session), y.resource, short(x.session), x.resource))
 			return
 		}
-		given[x.token] = x
+		given[k] = x
 	}
 	for _, op := range h.Ops {
 		if op.Answer.Granted {

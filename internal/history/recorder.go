@@ -18,7 +18,7 @@ import (
 
 // Recorder collects a History. It is safe for concurrent use.
 type Recorder struct {
-	began time.Time
+	now func() time.Duration
 
 	mu      sync.Mutex
 	history History
@@ -30,10 +30,19 @@ type Recorder struct {
 }
 
 // NewRecorder begins a history now.
-func NewRecorder() *Recorder { return &Recorder{began: time.Now(), open: map[*Op]struct{}{}} }
+func NewRecorder() *Recorder {
+	began := time.Now()
+	return NewRecorderOn(func() time.Duration { return time.Since(began) })
+}
+
+// NewRecorderOn begins a history on a clock of the caller's, which shows the
+// time since the history began.
+func NewRecorderOn(now func() time.Duration) *Recorder {
+	return &Recorder{now: now, open: map[*Op]struct{}{}}
+}
 
 // Now is the time since the history began.
-func (r *Recorder) Now() time.Duration { return time.Since(r.began) }
+func (r *Recorder) Now() time.Duration { return r.now() }
 
 // History returns what was recorded so far; calls still open are unknown.
 func (r *Recorder) History() History {
@@ -55,7 +64,7 @@ func (r *Recorder) History() History {
 func (r *Recorder) Believe(b Belief) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	b.At = time.Since(r.began)
+	b.At = r.now()
 	r.history.Beliefs = append(r.history.Beliefs, b)
 }
 
@@ -69,7 +78,7 @@ func (r *Recorder) Applied(index uint64, facts []Fact) {
 	}
 	r.index = index
 	for _, f := range facts {
-		f.At, f.Index = time.Since(r.began), index
+		f.At, f.Index = r.now(), index
 		r.history.Facts = append(r.history.Facts, f)
 		if f.Kind == Granted && f.Offered {
 			r.handOvers++
@@ -89,7 +98,7 @@ func (r *Recorder) HandOvers() int {
 func (r *Recorder) Begin(op Op) *Op {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	op.Call = time.Since(r.began)
+	op.Call = r.now()
 	r.history.Ops = append(r.history.Ops, &op)
 	r.open[&op] = struct{}{}
 	return &op
@@ -99,7 +108,7 @@ func (r *Recorder) Begin(op Op) *Op {
 func (r *Recorder) End(op *Op, a Answer) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	op.Answer, op.Return = a, time.Since(r.began)
+	op.Answer, op.Return = a, r.now()
 	if a.Code == Unknown {
 		op.Return = Never
 	}
@@ -230,7 +239,7 @@ type stream struct {
 func (s *stream) note(m Message) {
 	s.r.mu.Lock()
 	defer s.r.mu.Unlock()
-	m.At, m.Client, m.Stream = time.Since(s.r.began), s.client, s.id
+	m.At, m.Client, m.Stream = s.r.now(), s.client, s.id
 	s.r.history.Messages = append(s.r.history.Messages, m)
 }
 

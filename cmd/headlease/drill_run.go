@@ -1,0 +1,159 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	cluster "github.com/headlease/headlease/client/admin"
+	"github.com/headlease/headlease/drill"
+	"github.com/headlease/headlease/drill/plan"
+	"github.com/headlease/headlease/drill/report"
+	"github.com/headlease/headlease/internal/clusterfile"
+	"github.com/headlease/headlease/internal/devcluster"
+)
+
+// exitInconclusive: a drill could not show what it was to show.
+const exitInconclusive = 2
+
+// drillRun is the flags of a drill.
+type drillRun struct {
+	drill.Options
+	asJSON         bool
+	rtt            string
+	junit          string
+	results        string
+	tolerateStalls bool
+}
+
+func newDrillRunCmd(a *app) *cobra.Command {
+	var o drillRun
+	cmd := &cobra.Command{
+		Use:   "run SCENARIO",
+		Short: "Play a scenario and check what the cluster promised",
+		Long: `Run starts a development cluster in a temporary directory, plays the scenario on
+it (one that is shipped, by its name, or a file), stops it, and prints what it
+found. The directory is kept when something is wrong, or with --keep.
+
+Exit codes: 0 everything held; 1 a violation, an expectation that was broken, or
+the drill could not be played; 2 nothing was shown: what was to be broken did not
+break, a process or a time was not seen, there was too little work, or the
+machine itself stalled.`,
+		Example: `  headlease drill run region-loss
+  headlease drill run cable-cut --json
+  headlease drill run region-isolated --junit report.xml
+  headlease drill run ./mine.yaml --d 4s --seed 7 --keep`,
+		Args: usage(oneScenario),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if cmd.Flags().Changed("rtt") {
+				m, err := devcluster.ParseMatrix(o.rtt)
+				if err != nil {
+					return &usageError{cmd.CommandPath(), fmt.Errorf("--rtt: %w", err)}
+				}
+				o.RTT = &m
+			}
+			s, err := scenario(args[0])
+			if err != nil {
+				return err
+			}
+			return runDrill(cmd.Context(), a, s, o)
+		},
+	}
+	f := cmd.Flags()
+	f.BoolVar(&o.asJSON, "json", false, "print the report as one line of JSON, and progress to the standard error stream")
+	f.StringVar(&o.junit, "junit", "", "write the report as JUnit XML")
+	f.StringVar(&o.results, "results", "", "append a line to a file: time, scenario, seed, verdict, figures")
+	f.StringVar(&o.Dir, "dir", "", "directory of the drill's cluster, new or empty; it is kept (default: a temporary one)")
+	f.BoolVar(&o.Keep, "keep", false, "keep the temporary directory also when everything held")
+	f.DurationVar(&o.D, "d", 0, "length of head leases, 1s to 60s (default: the scenario's)")
+	f.StringVar(&o.rtt, "rtt", "default", "round trips between sites, as for 'headlease dev' (default: the scenario's)")
+	f.Uint64Var(&o.Seed, "seed", 0, "chooses locks, followers, the order of kills (default: any, and printed)")
+	f.BoolVar(&o.tolerateStalls, "tolerate-stalls", false, "exit with 0 when nothing was shown for the only reason that this machine stalled")
+	return cmd
+}
+
+func runDrill(ctx context.Context, a *app, s plan.Scenario, o drillRun) error {
+	o.Ready = initAndWait
+	o.Connect = func(f clusterfile.File, certs, client string) (*drill.Connections, error) {
+		return a.connect(f, certs, client)
+	}
+	o.Progress = a.stdout
+	if o.asJSON {
+		o.Progress = a.stderr
+	}
+	out, err := drill.Run(ctx, s, o.Options)
+	if err != nil {
+		if ctx.Err() != nil {
+			return errors.New("interrupted; everything that the drill started is stopped, and what it broke is healed")
+		}
+		return err
+	}
+	if o.asJSON {
+		err = report.WriteJSON(a.stdout, out.Report)
+	} else {
+		err = out.Report.Render(a.stdout)
+	}
+	if err == nil && out.Dir != "" {
+		_, err = fmt.Fprintf(o.Progress, "  logs and data are in %s\n", out.Dir)
+	}
+	err = errors.Join(err,
+		writeReport(o.junit, out.Report.WriteJUnit),
+		appendResult(o.results, out.Report))
+	r := out.Report
+	switch {
+	case err != nil:
+		return err
+	case r.Verdict == "inconclusive" && r.Stalled && o.tolerateStalls:
+		_, err := fmt.Fprintf(a.stderr, "headlease: %s: NOTHING WAS SHOWN: the machine stalled; run it on a quieter one\n", s.Name)
+		return err
+	case r.Verdict == "inconclusive":
+		return &exitError{exitInconclusive, fmt.Errorf("inconclusive: %s", r.Inconclusive[0])}
+	case !r.OK:
+		return &exitError{code: exitFailed}
+	}
+	return nil
+}
+
+// connect makes the connections of a drill: the admin's and a client's.
+func (a *app) connect(f clusterfile.File, certs, client string) (*drill.Connections, error) {
+	f.Certs = certs
+	adm, err := a.links(f, admin())
+	if err != nil {
+		return nil, err
+	}
+	work, err := a.links(f, identity(client))
+	if err != nil {
+		return nil, errors.Join(err, adm.Close())
+	}
+	c := cluster.New(f, adm)
+	return &drill.Connections{Admin: c, Links: work, Close: func() error { return errors.Join(c.Close(), adm.Close(), work.Close()) }}, nil
+}
+
+func writeReport(path string, write func(io.Writer) error) error {
+	if path == "" {
+		return nil
+	}
+	f, err := os.Create(path)
+	if err != nil {
+		return fmt.Errorf("report: %w", err)
+	}
+	return errors.Join(write(f), f.Close())
+}
+
+// appendResult adds one line about a drill to a file.
+func appendResult(path string, r *report.Report) error {
+	if path == "" {
+		return nil
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
+	if err != nil {
+		return fmt.Errorf("results: %w", err)
+	}
+	_, err = fmt.Fprintf(f, "%s\t%s\t%d\t%s\t%s\n", r.Began.Format(time.RFC3339), r.Scenario, r.Seed, r.Verdict, r.Figures())
+	return errors.Join(err, f.Close())
+}

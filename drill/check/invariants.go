@@ -1,0 +1,144 @@
+package check
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/headlease/headlease/fence"
+	"github.com/headlease/headlease/internal/instant"
+)
+
+// Violation is an invariant that did not hold.
+type Violation struct {
+	// Rule is I1 to I7, or what else must hold of every drill.
+	Rule string
+	// At is when it shows; 0: it belongs to no instant.
+	At instant.Instant
+	// About is the partition or the lock.
+	About string
+	Text  string
+}
+
+func (v Violation) String() string { return v.Rule + ": " + v.Text }
+
+// invariants checks I1 to I6; I7 is the bounds of the expectations.
+func invariants(r *Record, l *Ledger) []Violation {
+	found := judge(headLeases, l.Claims)
+	found = append(found, judge(locks, beliefs(r.Actors))...)
+	found = append(found, nested(r)...)
+	found = append(found, journal(r.Journal)...)
+	for _, h := range r.Histories {
+		for _, v := range h.Violations {
+			rule, text := "I6", v
+			if head, tail, ok := strings.Cut(v, ": "); ok && len(head) == 2 && (head[0] == 'I' || head[0] == 'F') {
+				rule, text = head, tail
+			}
+			found = append(found, Violation{Rule: rule, About: h.Region, Text: h.Region + ": " + text})
+		}
+	}
+	slices.SortStableFunc(found, func(a, b Violation) int { return cmp.Or(cmp.Compare(a.Rule, b.Rule), cmp.Compare(a.At, b.At)) })
+	return found
+}
+
+// beliefs are the spans over which workers believe that they hold their locks.
+// Who releases a lease believes no more from when it begins to.
+func beliefs(actors []Actor) []Claim {
+	var out []Claim
+	for _, a := range actors {
+		ends := map[fence.Token]instant.Instant{}
+		for _, e := range a.Events {
+			if e.Kind == Released || e.Kind == Lost {
+				ends[e.Token] = e.Sent
+			}
+		}
+		for _, e := range a.Events {
+			if e.Token == 0 || e.Until <= e.At || e.Kind == Released || e.Kind == Lost {
+				continue
+			}
+			until := e.Until
+			if end, ok := ends[e.Token]; ok && end < until {
+				until = end
+			}
+			if until > e.At {
+				out = append(out, Claim{Of: a.Lock, By: a.Name, Number: uint64(e.Token), From: e.At, Until: until})
+			}
+		}
+	}
+	return out
+}
+
+// nested checks I3: a worker believes no longer than its session, and than the
+// head lease of the region, as far as that tells.
+func nested(r *Record) []Violation {
+	type key struct {
+		partition string
+		epoch     uint64
+	}
+	type word struct {
+		asked, end instant.Instant
+	}
+	said := map[key][]word{}
+	sorted := slices.Clone(r.Answers)
+	slices.SortStableFunc(sorted, func(a, b Answer) int { return cmp.Compare(a.Asked, b.Asked) })
+	for _, a := range sorted {
+		for _, s := range a.Says {
+			// The latest end that the answer allows; of one who does not hold, it
+			// is over by the answer.
+			said[key{s.Partition, s.Epoch}] = append(said[key{s.Partition, s.Epoch}], word{a.Asked, a.Answered.Add(max(s.Left, 0))})
+		}
+	}
+	var found []Violation
+	told := map[string]bool{}
+	tell := func(a Actor, e Event, what string, over time.Duration) {
+		if id := a.Name + what; !told[id] {
+			told[id] = true
+			found = append(found, Violation{Rule: "I3", At: e.At, About: a.Lock, Text: fmt.Sprintf(
+				"%s believes in its lease on %s (token %s) for %s longer than %s", a.Name, a.Lock, e.Token, millis(over), what)})
+		}
+	}
+	for _, a := range r.Actors {
+		for _, e := range a.Events {
+			if e.Token == 0 || e.Until <= e.At {
+				continue
+			}
+			if most := e.At.Add(min(r.D, r.TTL)); e.Until > most {
+				tell(a, e, "any head lease or session lasts", e.Until.Sub(most))
+			}
+			heard := said[key{a.Partition, uint64(e.Token.Epoch())}]
+			i, _ := slices.BinarySearchFunc(heard, e.At, func(w word, at instant.Instant) int { return cmp.Compare(w.asked, at) })
+			if i < len(heard) && e.Until > heard[i].end {
+				tell(a, e, "its region's head lease", e.Until.Sub(heard[i].end))
+			}
+		}
+	}
+	return found
+}
+
+// journal checks I5, and I2 of tokens: no write is accepted with a token lower
+// than one claimed or accepted before it.
+func journal(entries []Entry) []Violation {
+	highest := map[string]Entry{}
+	var found []Violation
+	for _, e := range entries {
+		if !e.Accepted {
+			continue
+		}
+		h, known := highest[e.Resource]
+		if known && e.Token < h.Token && e.Op == "write" {
+			found = append(found, Violation{Rule: "I5", About: e.Resource, Text: fmt.Sprintf(
+				"entry %d: a write to %s by %s with token %s was accepted after entry %d, a %s by %s with token %s",
+				e.N, e.Resource, e.Writer, e.Token, h.N, h.Op, h.Writer, h.Token)})
+		}
+		if known && e.Token == h.Token && e.Writer != h.Writer {
+			found = append(found, Violation{Rule: "I2", About: e.Resource, Text: fmt.Sprintf(
+				"entry %d: %s and %s wrote to %s with one token, %s", e.N, h.Writer, e.Writer, e.Resource, e.Token)})
+		}
+		if !known || e.Token > h.Token {
+			highest[e.Resource] = e
+		}
+	}
+	return found
+}

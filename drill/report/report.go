@@ -1,0 +1,560 @@
+package report
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/headlease/headlease/drill/check"
+	"github.com/headlease/headlease/fence"
+	"github.com/headlease/headlease/internal/instant"
+)
+
+// Report is what a drill found, as `--json` prints it. All times are in
+// milliseconds from the first moment of the quiet, working cluster.
+type Report struct {
+	Scenario string `json:"scenario"`
+	Summary  string `json:"summary"`
+	About    string `json:"about,omitempty"`
+	// OK: everything held, and that was shown. Verdict is "ok", "FAILED" or
+	// "inconclusive".
+	OK      bool   `json:"ok"`
+	Verdict string `json:"verdict"`
+	// Inconclusive are the reasons for which nothing was shown; Stalled: they
+	// are all this machine's, which did not run when it had to.
+	Inconclusive []string `json:"inconclusive,omitempty"`
+	Stalled      bool     `json:"stalled,omitempty"`
+	// Violations of invariants and broken expectations, as text.
+	Violations   []string      `json:"violations"`
+	Details      []Detail      `json:"details,omitempty"`
+	Expectations []Expectation `json:"expectations"`
+	// Checked says what the checks rest on.
+	Checked []string `json:"checked"`
+
+	Began      time.Time `json:"began"`
+	DurationMS int64     `json:"duration_ms"`
+	Seed       uint64    `json:"seed"`
+	Cluster    string    `json:"cluster"`
+	Private    bool      `json:"private"`
+	Regions    []string  `json:"regions"`
+	Partitions []string  `json:"partitions"`
+	Servers    int       `json:"servers"`
+	Witnesses  int       `json:"witnesses"`
+	DMS        int64     `json:"d_ms"`
+	RTTMS      int64     `json:"rtt_ms"`
+
+	// Of a drill with a frozen worker: from the first fault to the first write
+	// accepted under the new token, and to the new owner's head lease.
+	FailoverMS        int64       `json:"failover_ms,omitempty"`
+	PromotedMS        int64       `json:"promoted_ms,omitempty"`
+	OldToken          fence.Token `json:"old_token,omitempty"`
+	NewToken          fence.Token `json:"new_token,omitempty"`
+	StaleWriteRefused *bool       `json:"stale_write_refused,omitempty"`
+	// GuardOffViolated: in the control run with the guard off the late write
+	// was accepted, so that the drill can fail.
+	GuardOffViolated *bool `json:"guard_off_violated,omitempty"`
+
+	Faults []Fault  `json:"faults"`
+	Reigns []Reign  `json:"reigns"`
+	Phi    []Phi    `json:"phi"`
+	Rates  []Rate   `json:"rates"`
+	Events []Moment `json:"events"`
+
+	zero     instant.Instant
+	timeline Timeline
+}
+
+// Header is what a report says of the drill itself.
+type Header struct {
+	Scenario, Summary, About string
+	Began                    time.Time
+	Seed                     uint64
+	Cluster                  string
+	Private                  bool
+	Regions                  []string
+	Servers, Witnesses       int
+}
+
+// Detail is a violation with what happened around it.
+type Detail struct {
+	Rule string `json:"rule"`
+	Text string `json:"text"`
+	// AtMS is when it shows; negative: it belongs to no instant.
+	AtMS   float64  `json:"at_ms"`
+	About  string   `json:"about,omitempty"`
+	Around []Moment `json:"around,omitempty"`
+}
+
+// Expectation is one of the scenario's, with what was measured.
+type Expectation struct {
+	Text     string   `json:"text"`
+	State    string   `json:"state"`
+	Measured string   `json:"measured,omitempty"`
+	Why      string   `json:"why,omitempty"`
+	Value    *float64 `json:"value,omitempty"`
+}
+
+// Fault is a step as it was played.
+type Fault struct {
+	Step     int      `json:"step"`
+	Title    string   `json:"title"`
+	Kind     string   `json:"kind"`
+	Of       []string `json:"of,omitempty"`
+	FromMS   float64  `json:"from_ms"`
+	UntilMS  float64  `json:"until_ms"`
+	Effect   string   `json:"effect,omitempty"`
+	NoEffect string   `json:"no_effect,omitempty"`
+	Disrupts bool     `json:"disrupts"`
+}
+
+// Reign is a span over which a region held a partition.
+type Reign struct {
+	Partition string  `json:"partition"`
+	Region    string  `json:"region"`
+	Epoch     uint64  `json:"epoch"`
+	FromMS    float64 `json:"from_ms"`
+	UntilMS   float64 `json:"until_ms"`
+}
+
+// Phi is an observer's suspicion of a region.
+type Phi struct {
+	AtMS     float64 `json:"at_ms"`
+	Observer string  `json:"observer"`
+	Region   string  `json:"region"`
+	Phi      float64 `json:"phi"`
+}
+
+// Rate is what the workers got in a bucket of time.
+type Rate struct {
+	AtMS    float64 `json:"at_ms"`
+	Grants  int     `json:"grants"`
+	Writes  int     `json:"writes"`
+	Refused int     `json:"refused"`
+	Lost    int     `json:"lost"`
+	// P50MS and P99MS of the acquires that waited for no other holder, and
+	// WriteP99MS of the writes; null: there were none.
+	P50MS      *float64 `json:"p50_ms"`
+	P99MS      *float64 `json:"p99_ms"`
+	WriteP99MS *float64 `json:"write_p99_ms"`
+}
+
+// Moment is something that happened.
+type Moment struct {
+	AtMS float64 `json:"at_ms"`
+	Who  string  `json:"who"`
+	Text string  `json:"text"`
+}
+
+const (
+	// brokenPrefix begins the text of a broken expectation.
+	brokenPrefix = "expected "
+	// buckets is how many a drill's time is divided into, at least a second
+	// each.
+	buckets = 120
+	// around is how far the events around a violation reach, and mostAround
+	// how many there are.
+	around     = 3 * time.Second
+	mostAround = 40
+	// maxPhi bounds what a chart draws.
+	maxPhi = 100
+)
+
+// New makes a report of a record and its verdict.
+func New(h Header, r *check.Record, v check.Verdict) *Report {
+	out := &Report{
+		Scenario: h.Scenario, Summary: h.Summary, About: h.About, Began: h.Began.UTC().Truncate(time.Millisecond), Seed: h.Seed,
+		Cluster: h.Cluster, Private: h.Private, Regions: h.Regions, Servers: h.Servers, Witnesses: h.Witnesses, Partitions: r.Partitions,
+		OK: v.OK(), Verdict: v.Word(), Inconclusive: v.Inconclusive, Stalled: v.Stalled, Checked: v.Checked,
+		DMS: r.D.Milliseconds(), RTTMS: r.RTT.Milliseconds(), DurationMS: r.Ended.Sub(r.Began).Milliseconds(),
+		Violations: []string{}, Expectations: []Expectation{}, Faults: []Fault{}, Reigns: []Reign{}, Phi: []Phi{}, Rates: []Rate{}, Events: []Moment{},
+		zero: r.Began,
+	}
+	out.addFaults(r)
+	out.addReigns(r)
+	out.addRates(r)
+	out.addEvents(r)
+	for _, x := range v.Violations {
+		out.Violations = append(out.Violations, x.String())
+		d := Detail{Rule: x.Rule, Text: x.Text, AtMS: -1, About: x.About}
+		if x.At != 0 {
+			d.AtMS = out.ms(x.At)
+			d.Around = out.around(r, x)
+		}
+		out.Details = append(out.Details, d)
+	}
+	for _, x := range v.Results {
+		e := Expectation{Text: x.Text, State: string(x.State), Measured: x.Measured, Why: x.Why}
+		if !math.IsNaN(x.Value) {
+			e.Value = &x.Value
+		}
+		out.Expectations = append(out.Expectations, e)
+		if x.State == check.Broken {
+			out.Violations = append(out.Violations, fmt.Sprintf(brokenPrefix+"%q: %s", x.Text, x.Measured))
+		}
+	}
+	return out
+}
+
+func (r *Report) ms(at instant.Instant) float64 {
+	return math.Round(float64(at.Sub(r.zero))/float64(time.Microsecond)) / 1000
+}
+
+// clamp keeps what began before the steps, or goes on after the end, in the
+// picture.
+func (r *Report) clamp(at instant.Instant) float64 {
+	return min(max(r.ms(at), 0), float64(r.DurationMS))
+}
+
+func (r *Report) addFaults(rec *check.Record) {
+	for _, f := range rec.Faults {
+		r.Faults = append(r.Faults, Fault{
+			Step: f.Step + 1, Title: f.Title, Kind: string(f.Kind), Of: f.Of, FromMS: r.clamp(f.From), UntilMS: r.clamp(f.Until),
+			Effect: f.Effect, NoEffect: f.NoEffect, Disrupts: f.Disrupts(),
+		})
+	}
+}
+
+func (r *Report) addReigns(rec *check.Record) {
+	for _, x := range check.Reigns(rec) {
+		if x.Until <= rec.Began {
+			continue
+		}
+		r.Reigns = append(r.Reigns, Reign{x.Partition, x.Region, x.Epoch, r.clamp(x.From), r.clamp(x.Until)})
+	}
+}
+
+func (r *Report) addRates(rec *check.Record) {
+	width := max(time.Second, rec.Ended.Sub(rec.Began)/buckets)
+	for from := rec.Began; from < rec.Ended; from = from.Add(width) {
+		until := from.Add(width)
+		b := Rate{AtMS: r.ms(from.Add(width / 2))}
+		for _, a := range rec.Actors {
+			for _, e := range a.Events {
+				if e.At <= from || e.At > until {
+					continue
+				}
+				switch e.Kind {
+				case check.Acquired:
+					b.Grants++
+				case check.Wrote:
+					b.Writes++
+				case check.Refused:
+					b.Refused++
+				case check.Lost:
+					b.Lost++
+				default:
+				}
+			}
+		}
+		if l := check.Latencies(rec.Actors, check.Acquired, from, until); len(l) > 0 {
+			b.P50MS, b.P99MS = fine(check.Quantile(l, 0.5)), fine(check.Quantile(l, 0.99))
+		}
+		if l := check.Latencies(rec.Actors, check.Wrote, from, until); len(l) > 0 {
+			b.WriteP99MS = fine(check.Quantile(l, 0.99))
+		}
+		r.Rates = append(r.Rates, b)
+	}
+}
+
+func fine(d time.Duration) *float64 {
+	v := math.Round(float64(d)/float64(time.Microsecond)) / 1000
+	return &v
+}
+
+// addEvents tells the story: faults, changes of owner, leases lost, writes
+// refused; of the workers that freeze, all.
+func (r *Report) addEvents(rec *check.Record) {
+	add := func(at instant.Instant, who, format string, args ...any) {
+		if at < rec.Began || at > rec.Ended {
+			return
+		}
+		r.Events = append(r.Events, Moment{r.ms(at), who, fmt.Sprintf(format, args...)})
+		r.timeline.Add(at, who, format, args...)
+	}
+	for _, f := range rec.Faults {
+		who := "drill"
+		if len(f.Of) == 1 {
+			who = f.Of[0]
+		}
+		if !f.Disrupts() {
+			continue
+		}
+		of := ""
+		if len(f.Of) > 1 {
+			of = " (" + strings.Join(f.Of, ", ") + ")"
+		}
+		add(f.From, who, "%s%s", f.Title, of)
+		if f.Until > f.From && f.Until < rec.Ended {
+			add(f.Until, who, "over: %s", f.Title)
+		}
+	}
+	for _, c := range check.Changes(rec) {
+		add(c.Is.From, c.Is.By, "holds partition %s with epoch %d; %s had it with epoch %d", c.Is.Of, c.Is.Number, c.Was.By, c.Was.Number)
+	}
+	for _, x := range check.Lapses(rec) {
+		add(x.At, x.Region, "holds partition %s (epoch %d) no more", x.Partition, x.Epoch)
+	}
+	for _, a := range rec.Actors {
+		r.addActor(a, add)
+	}
+	if rec.SettledAt != 0 {
+		add(rec.SettledAt, "drill", "the cluster is settled again")
+	}
+	slices.SortStableFunc(r.Events, byTime)
+	r.spans(rec)
+}
+
+func (r *Report) addActor(a check.Actor, add func(instant.Instant, string, string, ...any)) {
+	told := map[fence.Token]bool{}
+	pair := slices.ContainsFunc(a.Events, func(e check.Event) bool { return e.Kind == check.Asked || e.Kind == check.Frozen })
+	for _, e := range a.Events {
+		switch e.Kind {
+		case check.Lost:
+			add(e.At, a.Name, "lost %s (token %s): %s", a.Lock, e.Token, e.Reason)
+		case check.Refused:
+			add(e.At, a.Name, "its write to %s with token %s was REFUSED, %s", a.Lock, e.Token, e.Reason)
+		case check.Failed:
+			add(e.At, a.Name, "a write to %s got no answer: %s", a.Lock, e.Reason)
+		case check.Acquired:
+			if pair {
+				add(e.At, a.Name, "acquired the lock in %s with token %s", e.Region, e.Token)
+			}
+		case check.Frozen:
+			add(e.At, a.Name, "lease.Valid() says yes; stopped before its send")
+		case check.Thawed:
+			add(e.At, a.Name, "wakes up, knows nothing of it all, and its write goes out")
+		case check.Wrote:
+			if pair && !told[e.Token] {
+				add(e.At, a.Name, "its first write under token %s is accepted", e.Token)
+			}
+			told[e.Token] = true
+		default:
+		}
+	}
+}
+
+// spans are the picture in text: regions that hold, and workers that freeze.
+func (r *Report) spans(rec *check.Record) {
+	r.timeline.Title, r.timeline.Zero = r.Scenario, rec.Began
+	for _, x := range r.Regions {
+		r.timeline.Enter(rec.Began, x, Waits)
+	}
+	for _, x := range check.Reigns(rec) {
+		if x.Until <= rec.Began || len(rec.Partitions) > 0 && x.Partition != rec.Partitions[0] {
+			continue
+		}
+		r.timeline.Enter(max(x.From, rec.Began), x.Region, Holds)
+		r.timeline.Enter(min(x.Until, rec.Ended), x.Region, Waits)
+	}
+	for _, a := range rec.Actors {
+		for _, e := range a.Events {
+			if e.Kind == check.Frozen {
+				r.timeline.Enter(max(e.At, rec.Began), a.Name, Frozen)
+			}
+			if e.Kind == check.Thawed {
+				r.timeline.Enter(e.At, a.Name, Waits)
+			}
+		}
+	}
+}
+
+// around returns what happened near a violation, of whatever it is about.
+func (r *Report) around(rec *check.Record, v check.Violation) []Moment {
+	var out []Moment
+	from, until := v.At.Add(-around), v.At.Add(around)
+	add := func(at instant.Instant, who, format string, args ...any) {
+		if at >= from && at <= until {
+			out = append(out, Moment{r.ms(at), who, fmt.Sprintf(format, args...)})
+		}
+	}
+	for _, m := range r.Events {
+		if at := r.zero.Add(time.Duration(m.AtMS * float64(time.Millisecond))); at >= from && at <= until {
+			out = append(out, m)
+		}
+	}
+	for _, a := range rec.Actors {
+		if a.Lock != v.About && a.Partition != v.About {
+			continue
+		}
+		for _, e := range a.Events {
+			switch e.Kind {
+			case check.Acquired, check.Released:
+				add(e.At, a.Name, "%s %s with token %s", e.Kind, a.Lock, e.Token)
+			case check.Wrote:
+				add(e.At, a.Name, "wrote with token %s, and believes in it for %s more", e.Token, Millis(max(0, e.Until.Sub(e.At))))
+			default:
+			}
+		}
+	}
+	slices.SortStableFunc(out, byTime)
+	if extra := len(out) - mostAround; extra > 0 {
+		mid := r.ms(v.At)
+		// Those nearest to it.
+		slices.SortStableFunc(out, func(a, b Moment) int { return cmp.Compare(math.Abs(a.AtMS-mid), math.Abs(b.AtMS-mid)) })
+		out = out[:mostAround]
+		slices.SortStableFunc(out, byTime)
+	}
+	return out
+}
+
+func byTime(a, b Moment) int { return cmp.Compare(a.AtMS, b.AtMS) }
+
+// AddPhi adds an observer's suspicion of a region.
+func (r *Report) AddPhi(at time.Duration, observer, region string, phi float64) {
+	if math.IsNaN(phi) {
+		return
+	}
+	r.Phi = append(r.Phi, Phi{math.Round(float64(at) / float64(time.Millisecond)), observer, region, math.Round(min(phi, maxPhi)*100) / 100})
+}
+
+// Failover fills in the figures of a drill with a frozen worker.
+func (r *Report) Failover(rec *check.Record, oldName, newName string) {
+	refused := rec.Late.Seen && !rec.Late.Accepted
+	r.StaleWriteRefused, r.OldToken = &refused, rec.Late.Token
+	var first instant.Instant
+	for _, f := range rec.Faults {
+		if f.Disrupts() && first == 0 {
+			first = f.From
+		}
+	}
+	for _, a := range rec.Actors {
+		if a.Name != newName {
+			continue
+		}
+		for _, e := range a.Events {
+			if e.Kind == check.Wrote && e.At > first && e.Token > r.OldToken && r.FailoverMS == 0 {
+				r.FailoverMS, r.NewToken = e.At.Sub(first).Milliseconds(), e.Token
+			}
+		}
+		for _, c := range check.Changes(rec) {
+			if c.Is.Of == a.Partition && c.Is.From > first && r.PromotedMS == 0 {
+				r.PromotedMS = c.Is.From.Sub(first).Milliseconds()
+			}
+		}
+	}
+	if late := rec.Late; late.Seen {
+		what := fmt.Sprintf("REFUSED the late write of the %s: token %s is below %s", oldName, late.Token, late.Mark)
+		if late.Accepted {
+			what = "ACCEPTED the late write of the " + oldName + ": nothing looked at its token"
+		}
+		at := rec.Ended
+		for _, a := range rec.Actors {
+			for i, e := range a.Events {
+				if e.Kind == check.Thawed && i+1 < len(a.Events) {
+					at = a.Events[i+1].At // when the worker had the answer
+				}
+			}
+		}
+		r.timeline.Add(at, "resource", "%s", what)
+		r.Events = append(r.Events, Moment{r.ms(at), "resource", what})
+		slices.SortStableFunc(r.Events, byTime)
+	}
+}
+
+// AddControl adds the control run with the resource's guard off, in which the
+// late write must have been accepted.
+func (r *Report) AddControl(c *Report) {
+	violated := false
+	for _, d := range c.Details {
+		switch {
+		case d.Rule == "I5":
+			violated = true
+		default:
+			r.Violations = append(r.Violations, "control run: "+d.Rule+": "+d.Text)
+		}
+	}
+	r.GuardOffViolated = &violated
+	if !violated {
+		r.Violations = append(r.Violations, "the control run with the guard off shows no violation of I5, so the drill cannot fail")
+	}
+	for _, x := range c.Inconclusive {
+		// Its expectations are not those of the drill.
+		if strings.HasPrefix(x, "step ") {
+			r.Inconclusive = append(r.Inconclusive, "control run: "+x)
+			r.Stalled = false
+		}
+	}
+	switch {
+	case len(r.Violations) > 0:
+		r.OK, r.Verdict = false, "FAILED"
+	case len(r.Inconclusive) > 0:
+		r.OK, r.Verdict = false, "inconclusive"
+	}
+}
+
+// Render writes the report as text.
+func (r *Report) Render(w io.Writer) error {
+	if _, err := fmt.Fprintln(w); err != nil {
+		return err
+	}
+	if err := r.timeline.Render(w); err != nil {
+		return err
+	}
+	var b strings.Builder
+	row := func(name, format string, args ...any) {
+		fmt.Fprintf(&b, "  %-13s %s\n", name, fmt.Sprintf(format, args...))
+	}
+	for _, f := range r.Faults {
+		switch {
+		case f.NoEffect != "":
+			row("no effect", "step %d, %s: %s", f.Step, f.Title, f.NoEffect)
+		case f.Disrupts:
+			row("effect", "step %d, %s: %s", f.Step, f.Title, f.Effect)
+		}
+	}
+	if r.StaleWriteRefused != nil {
+		row("tokens", "%s, then %s", tokenText(r.OldToken), tokenText(r.NewToken))
+		row("failover", "%d ms from the first fault to the first write accepted under the new token", r.FailoverMS)
+	}
+	for _, e := range r.Expectations {
+		text := e.Text
+		if e.Measured != "" {
+			text += " (" + e.Measured + ")"
+		}
+		if e.Why != "" {
+			text += ": " + e.Why
+		}
+		row(e.State, "%s", text)
+	}
+	if r.GuardOffViolated != nil {
+		row("control run", "%s", yesNo(*r.GuardOffViolated, "with the guard off the late write is accepted: the guard is what refuses it",
+			"with the guard off NO violation was seen"))
+	}
+	for _, c := range r.Checked {
+		row("checked", "%s", c)
+	}
+	for _, x := range r.Inconclusive {
+		row("inconclusive", "%s", x)
+	}
+	if len(r.Violations) == 0 {
+		row("violations", "none")
+	}
+	for i, v := range r.Violations {
+		row(yesNo(i == 0, "violations", ""), "%s", v)
+	}
+	row("result", "%s", r.Verdict)
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// WriteJSON writes the report as one line of JSON.
+func WriteJSON(w io.Writer, result any) error { return json.NewEncoder(w).Encode(result) }
+
+func tokenText(t fence.Token) string {
+	if t == 0 {
+		return "none"
+	}
+	return fmt.Sprintf("%s (epoch %d, grant %d)", t, t.Epoch(), t.Seq())
+}
+
+func yesNo(b bool, yes, no string) string {
+	if b {
+		return yes
+	}
+	return no
+}
