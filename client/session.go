@@ -259,19 +259,24 @@ func (r *region) leaveSession(ctx context.Context, p *seat) error {
 	if s == nil {
 		return nil
 	}
-	from := s.sent
-	r.confirm(s)
-	for s.answeredTo <= from && !s.over && ctx.Err() == nil {
-		answered := s.answered
-		r.mu.Unlock()
-		select {
-		case <-ctx.Done():
-		case <-s.ctx.Done():
-		case <-answered:
+	over, confirmed := false, false
+	for !over && !confirmed && ctx.Err() == nil {
+		// An answer to Acquire may come before the stream names what it grants.
+		named := r.allNamed(s)
+		from := s.sent
+		r.confirm(s)
+		for s.answeredTo <= from && !s.over && ctx.Err() == nil {
+			answered := s.answered
+			r.mu.Unlock()
+			select {
+			case <-ctx.Done():
+			case <-s.ctx.Done():
+			case <-answered:
+			}
+			r.mu.Lock()
 		}
-		r.mu.Lock()
+		over, confirmed = s.over, named && s.answeredTo > from
 	}
-	over, confirmed := s.over, s.answeredTo > from
 	r.finish(s, ErrLeft, func(*Lease) error { return ErrLeft })
 	switch {
 	case over:
@@ -281,6 +286,16 @@ func (r *region) leaveSession(ctx context.Context, p *seat) error {
 	}
 	r.detach(s)
 	return nil
+}
+
+// allNamed: the stream has named all that the session holds. r.mu is held.
+func (r *region) allNamed(s *session) bool {
+	for _, l := range s.leases {
+		if !l.over && !r.table.Named(s.id, l.resource, l.token) {
+			return false
+		}
+	}
+	return true
 }
 
 // abandon ends whatever session there is, here alone.

@@ -396,14 +396,31 @@ func (t *Table) Poll(now instant.Instant) []Event {
 	return events
 }
 
-// hash of the tokens that the newest stream has named and not withdrawn.
-func (s *session) hash() uint64 {
+// Named reports whether the newest stream has named the token, so that the next
+// keepalive confirms it [F23].
+func (t *Table) Named(id, resource string, token fence.Token) bool {
+	s, ok := t.sessions[id]
+	if !ok {
+		return false
+	}
+	v := s.newest()
+	return v != nil && v.named[resource].token == token
+}
+
+// newest view of the session; nil: no stream has spoken for it yet.
+func (s *session) newest() *view {
 	var v *view
 	for _, w := range s.views {
 		if v == nil || v.st.less(w.st.key) {
 			v = w
 		}
 	}
+	return v
+}
+
+// hash of the tokens that the newest stream has named and not withdrawn.
+func (s *session) hash() uint64 {
+	v := s.newest()
 	if v == nil {
 		return 0
 	}
