@@ -297,26 +297,29 @@ func (a addr) String() string  { return string(a) }
 // dial connects, after a round trip. Where nothing passes it hangs to ctx's
 // end.
 func (f *fabric) dial(ctx context.Context, from, to, plane string) (net.Conn, error) {
-	for {
-		f.mu.Lock()
+	f.mu.Lock()
+	for travelled := false; ; f.mu.Lock() {
 		held := f.blocked(from, to) || f.blocked(to, from)
+		if !held && travelled {
+			break // nor was it cut, or the server killed, on the way
+		}
 		changed, trip := f.changed, f.delay(from, to)+f.delay(to, from)
 		f.mu.Unlock()
-		if !held {
+		if held {
 			select {
-			case <-time.After(trip):
+			case <-changed:
 			case <-ctx.Done():
 				return nil, context.Cause(ctx)
 			}
-			break
+			continue
 		}
 		select {
-		case <-changed:
+		case <-time.After(trip):
+			travelled = true
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		}
 	}
-	f.mu.Lock()
 	l := f.listeners[to+" "+plane]
 	c := &connection{f: f}
 	out := f.pipe(from, to, c)

@@ -44,6 +44,10 @@ var (
 	steps   = kind{"clock step", 3, (*nemesis).step}
 )
 
+// longestFault is more than any takes, and less than what would let a history
+// run on without faults.
+const longestFault = 15 * time.Second
+
 // run makes one fault after the other, some at the same time, until ctx ends,
 // and returns when all are over.
 func (n *nemesis) run(ctx context.Context) {
@@ -59,7 +63,13 @@ func (n *nemesis) run(ctx context.Context) {
 			}
 			own := *n
 			own.rng = rand.New(rand.NewPCG(n.rng.Uint64(), 1))
-			n.w.work.Go(func() { k.do(&own) })
+			n.w.work.Go(func() {
+				began := time.Now()
+				k.do(&own)
+				if d := time.Since(began); d > longestFault {
+					n.w.t.Errorf("seed %d: fault %q took %v", n.w.seed, k.name, d)
+				}
+			})
 			break
 		}
 		pause(ctx, 400*time.Millisecond+n.upTo(1200*time.Millisecond))
