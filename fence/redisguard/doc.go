@@ -30,12 +30,18 @@
 //     tokens from there on. Data written with the newer token is lost by the
 //     same crash, but a holder that already acted on it is not told. Use
 //     appendonly yes and appendfsync always where this matters.
-//   - A failover to a replica that lagged behind, for the same reason. Claim
-//     again, while lease.Valid(), whenever the server may have changed: this
-//     package does not find out by itself.
+//   - A failover to a replica that lagged behind, for the same reason: until the
+//     holder claims again, an earlier one's late write is let in. Guard.Keep claims
+//     again by itself, while lease.Valid(), as soon as the server's run id is another
+//     one: before the holder's next write on a new connection, and by Guard.Watch within
+//     Options.CheckEvery. Options.Replicas (WAIT) makes the loss less likely. Neither closes the
+//     gap between the failover and the claim: where that matters, use PostgreSQL.
 //   - Eviction: under an allkeys-* maxmemory-policy Redis drops marks to make
 //     room. The first Claim warns about it; use noeviction or volatile-*.
 //   - Writes that do not go through a guard, and FLUSHALL, see no mark.
+//
+// One goroutine is the package's: the caller's, in Watch. Looks at a server are
+// serialized per server and wait for no other one.
 //
 // After an error other than this project's and redis' refusals the outcome of
 // a write is unknown: it may have been executed. go-redis itself repeats a

@@ -14,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/headlease/headlease/fence"
+	"github.com/headlease/headlease/internal/redisserver"
 )
 
 // Random interleavings of two holders' claims and writes against a map; the
@@ -162,13 +163,13 @@ func TestF15NothingChangesAfterClaim(t *testing.T) {
 }
 
 func TestMarksOutliveTheServer(t *testing.T) {
-	for name, end := range map[string]func(*server, *redis.Client){
-		"restart": func(s *server, c *redis.Client) { s.shutdown(c) },
-		"kill -9": func(s *server, _ *redis.Client) { s.kill() },
+	for name, end := range map[string]func(*server){
+		"restart": func(s *server) { s.Stop() },
+		"kill -9": func(s *server) { s.Kill() },
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := startServer(t, durable...)
-			g, c := s.guard(Options{})
+			s := startServer(t, redisserver.Durable()...)
+			g, _ := s.guard(Options{})
 			ctx := t.Context()
 			low, high := token(t, 1, 1), token(t, 1, 2)
 			if err := g.Claim(ctx, "r", low); err != nil {
@@ -177,9 +178,9 @@ func TestMarksOutliveTheServer(t *testing.T) {
 			if err := g.Set(ctx, "r", high, "{r}:k", "by the new holder", 0); err != nil {
 				t.Fatal(err)
 			}
-			end(s, c)
-			s.start()
-			g, c = s.guard(Options{})
+			end(s)
+			s.again()
+			g, c := s.guard(Options{})
 			var stale *fence.StaleError
 			if err := g.Set(ctx, "r", low, "{r}:k", "late", 0); !errors.As(err, &stale) || stale.Seen != high {
 				t.Errorf("late write after the restart: %v; want StaleError", err)
@@ -197,7 +198,7 @@ func TestMarksOutliveTheServer(t *testing.T) {
 // Killed in the middle of a stream of rising writes, the server keeps a mark
 // as high as the last acknowledged one: check and write are logged together.
 func TestKillBetweenWritesLosesNoAcknowledgedMark(t *testing.T) {
-	s := startServer(t, durable...)
+	s := startServer(t, redisserver.Durable()...)
 	g, _ := s.guard(Options{})
 	ctx := t.Context()
 	if err := g.Claim(ctx, "r", token(t, 1, 1)); err != nil {
@@ -226,11 +227,11 @@ func TestKillBetweenWritesLosesNoAcknowledgedMark(t *testing.T) {
 	case err := <-ended:
 		t.Fatalf("the writer ended before the server was killed: %v", err)
 	}
-	s.kill()
+	s.Kill()
 	if err := <-ended; err == nil {
 		t.Error("the writer ended without an error although its server was killed")
 	}
-	s.start()
+	s.again()
 	g, c := s.guard(Options{})
 	mark, err := g.Mark(ctx, "r")
 	if err != nil || uint64(mark) < acknowledged.Load() {
@@ -248,11 +249,11 @@ func TestServerThatForgotRefusesUntilClaimed(t *testing.T) {
 	if err := g.Claim(ctx, "r", tok); err != nil {
 		t.Fatal(err)
 	}
-	s.kill()
+	s.Kill()
 	if err := g.Set(ctx, "r", tok, "{r}:k", 1, 0); err == nil {
 		t.Fatal("a write to a dead server is accepted")
 	}
-	s.start()
+	s.again()
 	g, _ = s.guard(Options{})
 	var unclaimed *fence.UnclaimedError
 	if err := g.Set(ctx, "r", tok, "{r}:k", 1, 0); !errors.As(err, &unclaimed) {

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
-	"sync/atomic"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -21,21 +21,40 @@ type Options struct {
 	// KeyPrefix begins the keys of marks; default DefaultKeyPrefix. All
 	// guards of the same data must have the same. No braces.
 	KeyPrefix string
+	// Replicas must have each claim and write before it returns (WAIT); 0: none. It
+	// narrows what a failover loses, and does not close it: see [ReplicationError].
+	Replicas int
+	// ReplicasWithin is how long to wait for them; default 1 s. The client's ReadTimeout
+	// must be longer.
+	ReplicasWithin time.Duration
+	// CheckEvery is the pace at which Watch looks whether a server is another one;
+	// default 1 s.
+	CheckEvery time.Duration
 	// Logger defaults to slog.Default().
 	Logger *slog.Logger
 }
 
 // Validate reports all faults of the options at once.
 func (o Options) Validate() error {
+	var errs []error
 	if strings.ContainsAny(o.KeyPrefix, "{}") {
-		return fmt.Errorf("key prefix of marks: %q has braces, which would decide the mark's slot; leave them out", o.KeyPrefix)
+		errs = append(errs, fmt.Errorf("key prefix of marks: %q has braces, which would decide the mark's slot; leave them out", o.KeyPrefix))
 	}
-	return nil
+	if o.Replicas < 0 || o.ReplicasWithin < 0 || o.CheckEvery < 0 {
+		errs = append(errs, errors.New("replicas, replicas within, check every: must not be negative"))
+	}
+	return errors.Join(errs...)
 }
 
 func (o Options) withDefaults() Options {
 	if o.KeyPrefix == "" {
 		o.KeyPrefix = DefaultKeyPrefix
+	}
+	if o.ReplicasWithin == 0 {
+		o.ReplicasWithin = time.Second
+	}
+	if o.CheckEvery == 0 {
+		o.CheckEvery = time.Second
 	}
 	if o.Logger == nil {
 		o.Logger = slog.Default()
@@ -55,18 +74,30 @@ func (e *CorruptError) Error() string {
 		e.Resource, e.Key, e.Value)
 }
 
-// Guard is safe for concurrent use. It holds nothing but the client, which
-// stays the caller's to close.
+// ReplicationError says that a claim or a write was executed, and that fewer replicas
+// than Options.Replicas have it: a failover now may lose it. The holder claims again, or
+// writes again, while lease.Valid().
+type ReplicationError struct {
+	Resource string
+	// Want and Have are numbers of replicas.
+	Want, Have int
+}
+
+func (e *ReplicationError) Error() string {
+	return fmt.Sprintf("%s: written, but %d of %d replicas have it, and a failover may lose it; claim or write again", e.Resource, e.Have, e.Want)
+}
+
+// Guard is safe for concurrent use. The client stays the caller's to close.
 type Guard struct {
 	client redis.UniversalClient
 	opts   Options
 
 	claim, command *redis.Script
-	// policySeen is set once a server has told its maxmemory-policy.
-	policySeen atomic.Bool
+	servers        servers
 }
 
-// New returns a guard on the client's server, without talking to it. The
+// New returns a guard on the client's server, without talking to it. It adds a hook to
+// the client, by which it sees new connections; make one guard per client. The
 // client should have ContextTimeoutEnabled: without it go-redis keeps its own
 // timeouts and not the deadline of a call's ctx.
 func New(client redis.UniversalClient, opts Options) (*Guard, error) {
@@ -77,12 +108,14 @@ func New(client redis.UniversalClient, opts Options) (*Guard, error) {
 	if err := errors.Join(append(errs, opts.Validate())...); err != nil {
 		return nil, err
 	}
-	return &Guard{
+	g := &Guard{
 		client:  client,
 		opts:    opts.withDefaults(),
 		claim:   redis.NewScript(luaClaim),
 		command: redis.NewScript(luaBodyHead + luaCommand + luaBodyTail),
-	}, nil
+	}
+	g.servers.init(client)
+	return g, nil
 }
 
 // Claim raises the resource's mark to the token: after a nil return no write
@@ -92,7 +125,8 @@ func New(client redis.UniversalClient, opts Options) (*Guard, error) {
 //
 // It fails with a *fence.StaleError if a higher token was seen and with a
 // *CorruptError if the mark is not a token. After any other error the mark may
-// or may not be raised; claim again.
+// or may not be raised; claim again. [Guard.Keep] claims again by itself when the
+// server may have forgotten.
 func (g *Guard) Claim(ctx context.Context, resource string, token fence.Token) error {
 	if _, err := g.run(ctx, g.claim, resource, token, nil, nil); err != nil {
 		return fmt.Errorf("claim of %s: %w", resource, err)
@@ -129,16 +163,35 @@ func (g *Guard) Mark(ctx context.Context, resource string) (fence.Token, error) 
 // It fails, the script not run, with a *fence.StaleError below the mark, a
 // *fence.UnclaimedError without one, a *CorruptError if the mark is not a
 // token, and a *SlotError for a key elsewhere. An error of the script itself
-// is a redis.Error; what it did before stays.
+// is a redis.Error; what it did before stays. With a *ReplicationError the script was run,
+// and its reply is returned too.
 func (g *Guard) Run(ctx context.Context, resource string, token fence.Token, script *Script, keys []string, args ...any) (any, error) {
 	if script == nil {
 		return nil, fmt.Errorf("guarded write to %s: script is nil; make one with NewScript", resource)
 	}
-	reply, err := g.run(ctx, script.script, resource, token, keys, args)
+	reply, err := g.write(ctx, script.script, resource, token, keys, args)
 	if err != nil {
-		return nil, fmt.Errorf("guarded write to %s: %w", resource, err)
+		return reply, fmt.Errorf("guarded write to %s: %w", resource, err)
 	}
 	return reply, nil
+}
+
+// write is run for all but claims. If its server may be another one than before, what is
+// kept is claimed there first; if the mark is gone all the same, and the claim kept, it is
+// made again, and the write, which did nothing, tried again.
+func (g *Guard) write(ctx context.Context, script *redis.Script, resource string, token fence.Token, keys []string, args []any) (any, error) {
+	if err := g.reclaimIfNew(ctx, resource); err != nil {
+		return nil, err
+	}
+	reply, err := g.run(ctx, script, resource, token, keys, args)
+	var unclaimed *fence.UnclaimedError
+	if errors.As(err, &unclaimed) && g.keeps(resource, token) {
+		if _, err := g.run(ctx, g.claim, resource, token, nil, nil); err != nil {
+			return nil, err
+		}
+		return g.run(ctx, script, resource, token, keys, args)
+	}
+	return reply, err
 }
 
 // run sends one of this package's scripts and reads what it says of the token.
@@ -155,6 +208,9 @@ func (g *Guard) run(ctx context.Context, script *redis.Script, resource string, 
 	}
 	allKeys := append([]string{mark}, keys...)
 	allArgs := append([]any{token.String()}, args...)
+	if g.opts.Replicas > 0 {
+		return g.runReplicated(ctx, script, resource, token, allKeys, allArgs)
+	}
 	reply, err := script.Run(ctx, g.client, allKeys, allArgs...).Slice()
 	if err != nil {
 		return nil, err
@@ -188,27 +244,5 @@ func (g *Guard) verdict(resource, mark string, token fence.Token, reply []any) (
 		return nil, &CorruptError{Resource: resource, Key: mark, Value: seen}
 	default:
 		return nil, fmt.Errorf("guard script replied %v: not of this package; is a proxy in between", reply)
-	}
-}
-
-// warnOfEviction looks once at what the server does when its memory is full.
-// It decides nothing, so a server that will not tell is asked again.
-func (g *Guard) warnOfEviction(ctx context.Context) {
-	if g.policySeen.Load() {
-		return
-	}
-	info, err := g.client.Info(ctx, "memory").Result()
-	if err != nil {
-		g.opts.Logger.Debug("the server's maxmemory-policy is not known", "err", err)
-		return
-	}
-	_, after, ok := strings.Cut(info, "maxmemory_policy:")
-	if !ok || g.policySeen.Swap(true) {
-		return
-	}
-	policy, _, _ := strings.Cut(after, "\r\n")
-	if strings.HasPrefix(policy, "allkeys-") {
-		g.opts.Logger.Warn("redis may evict fencing marks, and a resource without one takes no writes until it is claimed again; set maxmemory-policy to noeviction or volatile-*",
-			"maxmemory_policy", policy)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/headlease/headlease/fence"
+	"github.com/headlease/headlease/internal/redisserver"
 )
 
 // writes are all guarded writes of the resource "r", each of which succeeds
@@ -53,7 +54,7 @@ func writes(t *testing.T, g *Guard) map[string]func(context.Context, fence.Token
 }
 
 func TestEveryWriteIsRefusedBelowTheMark(t *testing.T) {
-	s := startServer(t, durable...)
+	s := startServer(t, redisserver.Durable()...)
 	g, c := s.guard(Options{})
 	ctx := t.Context()
 	low, mid, high := token(t, 3, 9), token(t, 3, 10), token(t, 4, 1)

@@ -67,16 +67,16 @@ func write[T any](ctx context.Context, g *Guard, resource string, token fence.To
 	if len(args) > maxCommandArgs {
 		return none, fmt.Errorf("guarded write to %s: the command has %d arguments and %d are allowed; write in parts", resource, len(args), maxCommandArgs)
 	}
-	reply, err := g.run(ctx, g.command, resource, token, []string{key}, args)
+	reply, err := g.write(ctx, g.command, resource, token, []string{key}, args)
 	if err != nil {
-		return none, fmt.Errorf("guarded write to %s: %w", resource, err)
+		err = fmt.Errorf("guarded write to %s: %w", resource, err)
 	}
 	if reply == nil {
-		return none, nil
+		return none, err
 	}
 	value, ok := reply.(T)
 	if !ok {
 		return none, fmt.Errorf("guarded write to %s: the server replied %T to %v, not %T", resource, reply, args[0], none)
 	}
-	return value, nil
+	return value, err
 }

@@ -57,6 +57,36 @@ func NewCluster(ctx context.Context, dir string, n int, settings ...string) (ser
 	return servers, nil
 }
 
+// NewReplicated starts a server and a replica of it, each below dir, and returns when the
+// replica has its data.
+func NewReplicated(ctx context.Context, dir string, settings ...string) (primary, replica *Server, err error) {
+	ports, err := freePorts(ctx, 2)
+	if err != nil {
+		return nil, nil, err
+	}
+	if primary, err = newServer(filepath.Join(dir, "primary"), ports[0], settings); err != nil {
+		return nil, nil, err
+	}
+	replica, err = newServer(filepath.Join(dir, "replica"), ports[1], append([]string{"--replicaof", "127.0.0.1 " + fmt.Sprint(ports[0])}, settings...))
+	if err != nil {
+		return nil, nil, errors.Join(err, primary.Close())
+	}
+	c := redis.NewClient(&redis.Options{Addr: replica.Socket(), ContextTimeoutEnabled: true})
+	defer func() { _ = c.Close() }()
+	for {
+		info, err := c.Info(ctx, "replication").Result()
+		if err == nil && strings.Contains(info, "master_link_status:up") {
+			return primary, replica, nil
+		}
+		select {
+		case <-ctx.Done():
+			err = fmt.Errorf("the replica does not follow: %w\n%s", errors.Join(context.Cause(ctx), err), info)
+			return nil, nil, errors.Join(err, primary.Close(), replica.Close())
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
 func busPort(s *Server) string {
 	for i, arg := range s.settings {
 		if arg == "--cluster-port" {

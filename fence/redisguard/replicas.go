@@ -1,0 +1,62 @@
+package redisguard
+
+import (
+	"context"
+	"errors"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/headlease/headlease/fence"
+)
+
+// maxMoves bounds how often a call follows a slot that moves to another master.
+const maxMoves = 3
+
+// runReplicated runs a script and, on the same connection, WAIT: that is about what
+// the connection has written.
+func (g *Guard) runReplicated(ctx context.Context, script *redis.Script, resource string, token fence.Token, keys []string, args []any) (any, error) {
+	for moves := 0; ; moves++ {
+		node, _, err := g.node(ctx, keys[0])
+		if err != nil {
+			return nil, err
+		}
+		reply, replicas, err := g.onNode(ctx, node, script, keys, args)
+		if err != nil {
+			if c, ok := g.client.(*redis.ClusterClient); ok && redis.HasErrorPrefix(err, "MOVED") && moves < maxMoves {
+				c.ReloadState(ctx)
+				continue
+			}
+			return nil, err
+		}
+		value, err := g.verdict(resource, keys[0], token, reply)
+		if err == nil && replicas < g.opts.Replicas {
+			err = &ReplicationError{Resource: resource, Want: g.opts.Replicas, Have: replicas}
+		}
+		return value, err
+	}
+}
+
+func (g *Guard) onNode(ctx context.Context, node redis.Cmdable, script *redis.Script, keys []string, args []any) (reply []any, replicas int, err error) {
+	for _, whole := range []bool{false, true} {
+		pipe := node.Pipeline()
+		var run *redis.Cmd
+		if whole {
+			run = script.Eval(ctx, pipe, keys, args...)
+		} else {
+			run = pipe.EvalSha(ctx, script.Hash(), keys, args...)
+		}
+		wait := pipe.Do(ctx, "WAIT", g.opts.Replicas, g.opts.ReplicasWithin.Milliseconds())
+		_, execErr := pipe.Exec(ctx)
+		if reply, err = run.Slice(); err != nil {
+			if redis.HasErrorPrefix(err, "NOSCRIPT") && !whole {
+				continue
+			}
+			return nil, 0, err
+		}
+		if replicas, err = wait.Int(); err != nil {
+			return nil, 0, errors.Join(err, execErr)
+		}
+		return reply, replicas, nil
+	}
+	return nil, 0, err
+}
