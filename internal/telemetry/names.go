@@ -99,6 +99,15 @@ const (
 	HeartbeatsHeard   = "headlease_heartbeats_heard_total"
 	HeartbeatsSent    = "headlease_heartbeats_sent_total"
 	GossipIgnored     = "headlease_gossip_ignored_total"
+
+	// Of a worker; docs/worker.md lists them.
+	WorkerShards        = "headlease_worker_shards"
+	WorkerShardsStalled = "headlease_worker_shards_stalled"
+	WorkerOldestBatch   = "headlease_worker_oldest_batch_seconds"
+	WorkerMessages      = "headlease_worker_messages_total"
+	WorkerParked        = "headlease_worker_parked_total"
+	WorkerFailures      = "headlease_worker_failures_total"
+	WorkerStale         = "headlease_worker_stale_total"
 )
 
 // Label names.

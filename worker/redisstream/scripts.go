@@ -1,0 +1,68 @@
+package redisstream
+
+import "github.com/headlease/headlease/fence/redisguard"
+
+// The scripts that run under the check of a token.
+var (
+	openScript  = mustScript(luaOpen)
+	claimScript = mustScript(luaClaim)
+	readScript  = mustScript(luaRead)
+	ackScript   = mustScript(luaAck)
+	parkScript  = mustScript(luaPark)
+)
+
+const (
+	// KEYS: stream. ARGV: group.
+	luaOpen = `
+local made = redis.pcall('XGROUP', 'CREATE', KEYS[1], ARGV[1], '0', 'MKSTREAM')
+if type(made) == 'table' and made['err'] and not string.find(made['err'], 'BUSYGROUP') then
+  return made
+end
+return 'OK'
+`
+	// KEYS: stream, parked. ARGV: group, consumer, cursor, count.
+	luaClaim = `
+local reply = redis.call('XAUTOCLAIM', KEYS[1], ARGV[1], ARGV[2], '0', ARGV[3], 'COUNT', ARGV[4])
+return {reply[1], reply[2], reply[3] or {}, redis.call('HKEYS', KEYS[2])}
+`
+	// KEYS: stream, parked. ARGV: group, consumer, count.
+	luaRead = `
+local reply = redis.call('XREADGROUP', 'GROUP', ARGV[1], ARGV[2], 'COUNT', ARGV[3], 'STREAMS', KEYS[1], '>')
+local entries = {}
+if reply then entries = reply[1][2] end
+return {'', entries, {}, redis.call('HKEYS', KEYS[2])}
+`
+	// KEYS: stream. ARGV: group, id, id, …
+	luaAck = `return redis.call('XACK', KEYS[1], unpack(ARGV))`
+	// Nothing is parked twice: an entry that is acknowledged already was parked by
+	// the call whose answer was lost. KEYS: stream, parked, dead. ARGV: group, id,
+	// key, seq, body, reason.
+	luaPark = `
+if redis.call('XACK', KEYS[1], ARGV[1], ARGV[2]) == 0 then return 0 end
+redis.call('HINCRBY', KEYS[2], ARGV[3], 1)
+redis.call('XADD', KEYS[3], '*', 'id', ARGV[2], 'key', ARGV[3], 'seq', ARGV[4], 'body', ARGV[5], 'reason', ARGV[6])
+return 1
+`
+	// luaApply runs a body and acknowledges in the same step. KEYS: the body's and
+	// the stream. ARGV: the body's, the ids, the group, the number of ids.
+	luaApplyHead = `local headlease_apply = function(KEYS, ARGV) `
+	luaApplyTail = "\nend\n" + `
+local keys, args, ack = {}, {}, {}
+local n = tonumber(ARGV[#ARGV])
+for i = 1, #KEYS - 1 do keys[i] = KEYS[i] end
+for i = 1, #ARGV - 2 - n do args[i] = ARGV[i] end
+for i = 1, n do ack[i] = ARGV[#ARGV - 2 - n + i] end
+local reply = headlease_apply(keys, args)
+if type(reply) == 'table' and reply['err'] then return reply end
+redis.call('XACK', KEYS[#KEYS], ARGV[#ARGV - 1], unpack(ack))
+return reply
+`
+)
+
+func mustScript(body string) *redisguard.Script {
+	s, err := redisguard.NewScript(body)
+	if err != nil {
+		panic(err) // a constant of this file
+	}
+	return s
+}

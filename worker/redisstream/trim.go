@@ -1,0 +1,76 @@
+package redisstream
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/headlease/headlease/fence"
+)
+
+// The lowest entry that some group has not acknowledged stays, and all above
+// it: the lowest pending one, or else the last delivered one.
+var trimScript = redis.NewScript(`
+local function less(a, b)
+  local am, as = string.match(a, '^(%d+)-(%d+)$')
+  local bm, bs = string.match(b, '^(%d+)-(%d+)$')
+  am, as, bm, bs = tonumber(am), tonumber(as), tonumber(bm), tonumber(bs)
+  return am < bm or am == bm and as < bs
+end
+if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
+local lowest
+for _, g in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
+  local group = {}
+  for i = 1, #g, 2 do group[g[i]] = g[i + 1] end
+  local needed = group['last-delivered-id']
+  if group['pending'] > 0 then
+    needed = redis.call('XPENDING', KEYS[1], group['name'])[2]
+  end
+  if not lowest or less(needed, lowest) then lowest = needed end
+end
+if not lowest then return 0 end
+return redis.call('XTRIM', KEYS[1], 'MINID', '=', lowest)
+`)
+
+// Trim drops from a stream what every consumer group has acknowledged, and
+// returns how many entries that were. Of a stream without groups it drops
+// nothing.
+func Trim(ctx context.Context, client redis.UniversalClient, stream string) (int64, error) {
+	n, err := trimScript.Run(ctx, client, []string{stream}).Int64()
+	if err != nil {
+		return 0, fmt.Errorf("trim %s: %w", stream, err)
+	}
+	return n, nil
+}
+
+// Unpark lets messages of a key be handled again, after an operator has dealt
+// with the parked ones, in their order, and deleted them from the stream of
+// parked messages: while one is left there it is refused. It returns whether the
+// key was parked. The token is that of a lease on the shard's resource.
+func (s *Source) Unpark(ctx context.Context, resource string, token fence.Token, key string) (bool, error) {
+	k, err := s.cfg.Stream.keys(resource)
+	if err != nil {
+		return false, err
+	}
+	if err := s.cfg.Guard.Claim(ctx, resource, token); err != nil {
+		return false, err
+	}
+	reply, err := s.cfg.Guard.Run(ctx, resource, token, unparkScript, []string{k.parked, k.dead}, key)
+	if err != nil {
+		return false, fmt.Errorf("unpark %s of %s: %w", key, k.stream, err)
+	}
+	return reply == int64(1), nil
+}
+
+// KEYS: parked, dead. ARGV: key.
+var unparkScript = mustScript(`
+for _, entry in ipairs(redis.call('XRANGE', KEYS[2], '-', '+')) do
+  for i = 1, #entry[2], 2 do
+    if entry[2][i] == 'key' and entry[2][i + 1] == ARGV[1] then
+      return redis.error_reply('PARKED message ' .. entry[1] .. ' of ' .. KEYS[2] .. ' is of this key; deal with it and XDEL it first')
+    end
+  end
+end
+return redis.call('HDEL', KEYS[1], ARGV[1])
+`)
