@@ -20,9 +20,11 @@ LINT := go tool -modfile=tools/lint/go.mod golangci-lint
 PROCESSES := ./cmd/... ./drill/... ./internal/devcluster/... ./internal/e2e/...
 # Histories take processor time of their own, and say how much of it.
 HISTORIES := ./region/histories
-OTHERS = $(filter-out $(shell go list $(PROCESSES) $(HISTORIES)),$(shell go list ./...))
+# So do whole clusters in virtual time.
+SIMULATION := ./internal/simulation
+OTHERS = $(filter-out $(shell go list $(PROCESSES) $(HISTORIES) $(SIMULATION)),$(shell go list ./...))
 
-.PHONY: bench-peers build test unit histories soak-histories mutants processes race verify fmt vet lint proto tidy hygiene generate fuzz-short explore spec bench demo drills scale soak clean help
+.PHONY: bench-peers build test unit simulation sim soak-sim mutants-sim histories soak-histories mutants processes race verify fmt vet lint proto tidy hygiene generate fuzz-short explore spec bench demo drills scale soak clean help
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -30,7 +32,7 @@ help: ## list the targets
 build: ## bin/headlease and bin/headlease-witness, static
 	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/...
 
-test: unit histories processes drills fuzz-short ## all tests, the drills, and a short run of each fuzz target
+test: unit histories simulation processes drills fuzz-short ## all tests, the drills, and a short run of each fuzz target
 
 unit: need-cc need-redis need-postgres need-references # tests inside one process, with the race detector
 	go test -race -timeout 15m $(OTHERS)
@@ -47,9 +49,22 @@ soak-histories: ## histories, RUNS (1000) of each kind, from SEED (1) on; failin
 mutants: ## every broken rule is caught by the histories
 	go test -count=1 -timeout 0 -v $(HISTORIES) -run TestMutants -mutants all
 
+simulation: ## whole clusters in virtual time, scenarios, and a few broken rules that must be caught
+	go test -count=1 -timeout 15m $(SIMULATION)
+
+sim: ## simulated clusters, HOURS (1) of them in worlds of an hour, from SEED (1) on
+	go test -count=1 -timeout 0 -v $(SIMULATION) -run TestWorlds -seed $(or $(SEED),1) -hours $(or $(HOURS),1)
+
+soak-sim: mutants-sim ## 1000 hours of simulated clusters and every mutant
+	$(MAKE) sim HOURS=$(or $(HOURS),1000)
+
+mutants-sim: ## every broken rule of the global layer is caught by the simulation
+	go test -count=1 -timeout 0 -v $(SIMULATION) -run TestMutants -mutants all
+
 race: need-cc need-redis need-postgres need-references ## all tests with the race detector, also of processes
 	go test -race -timeout 15m $(OTHERS)
 	go test -race -timeout 30m $(HISTORIES) -runs 1 -mutants none
+	go test -race -timeout 30m $(SIMULATION) -hours 0.2 -mutants none
 	go test -race -p 1 -timeout 40m $(PROCESSES)
 
 verify: fmt vet lint proto tidy hygiene ## everything that can be checked without running it

@@ -1,0 +1,589 @@
+package simulation
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/headlease/headlease/global/config"
+	"github.com/headlease/headlease/global/reconfigure"
+	"github.com/headlease/headlease/global/register"
+	pb "github.com/headlease/headlease/proto/headlease/v1"
+)
+
+// operator is one run of a command that changes the configuration, as package
+// client/admin takes its steps. It sits at a site and shares its links. It may
+// die at any point; another run goes on from what the voters have.
+type operator struct {
+	w        *world
+	at       int
+	proposer string
+	goal     reconfigure.Goal
+	above    uint64
+	conf     *pb.ClusterConfiguration
+	newer    *pb.ClusterConfiguration
+	tries    int
+}
+
+// maxWitnesses bounds those that a world ever has, replaced ones included.
+const maxWitnesses = 12
+
+// operate begins a change of the configuration: a wiped witness's replacement
+// if there is one, else one of the others.
+func (w *world) operate() {
+	if w.changing {
+		return
+	}
+	w.changing = true
+	o := &operator{w: w, at: w.rnd.IntN(len(w.sites)), proposer: fmt.Sprintf("run-%d", w.incarnation())}
+	o.goal = o.choose()
+	w.after(0, o.begin)
+}
+
+// choose picks a goal. It is called with a fixed choice each time a step is
+// taken, so it depends on nothing that changes.
+func (o *operator) choose() reconfigure.Goal {
+	w := o.w
+	members := w.newest.pb
+	for _, v := range w.witnesses {
+		if have := config.VoterIncarnation(members, v.id); have != 0 && have != uint64(v.inc) {
+			return reconfigure.Replace(v.id, &pb.Voter{Id: v.id, Incarnation: uint64(v.inc)})
+		}
+	}
+	var in []*witness
+	for _, v := range w.witnesses {
+		if config.VoterIncarnation(members, v.id) == uint64(v.inc) {
+			in = append(in, v)
+		}
+	}
+	fresh := func() *pb.Voter {
+		v := w.addWitness(fmt.Sprintf("w%d", len(w.witnesses)+1))
+		for _, c := range w.confs { // sites are looked up by configuration
+			c.site[v.id] = v.at
+		}
+		return &pb.Voter{Id: v.id, Incarnation: uint64(v.inc)}
+	}
+	switch n := w.rnd.IntN(4); {
+	case n == 0 && len(w.witnesses) < maxWitnesses && len(in) > 0:
+		return reconfigure.Replace(in[w.rnd.IntN(len(in))].id, fresh())
+	case n == 1 && len(w.witnesses) < maxWitnesses && len(in) < 5:
+		return reconfigure.Add(fresh())
+	case n == 2 && len(in) > 2:
+		return reconfigure.Remove(in[w.rnd.IntN(len(in))].id)
+	}
+	d := []time.Duration{w.d, w.d / 2, 2 * w.d}[w.rnd.IntN(3)]
+	d = max(d, time.Second)
+	return func(c *pb.ClusterConfiguration) (*reconfigure.Step, error) {
+		if c.GetDNs() == int64(d) {
+			return nil, nil
+		}
+		next := config.Next(c)
+		next.DNs = int64(d)
+		return &reconfigure.Step{Next: next, What: fmt.Sprintf("D %v", d)}, nil
+	}
+}
+
+func (o *operator) end() {
+	o.w.changing = false
+	o.w.upsetting()
+}
+
+// again begins anew after a while, or the operator's machine dies.
+func (o *operator) again() {
+	w := o.w
+	if o.tries++; w.chance(10) || o.tries > 200 {
+		w.note("the operator's machine dies")
+		w.after(w.upTo(4*w.d), func() { o.end(); w.operate() })
+		return
+	}
+	w.after(w.between(150*time.Millisecond, 450*time.Millisecond), o.begin)
+}
+
+// begin finds the configuration in force and takes the next step from there.
+func (o *operator) begin() {
+	conf := o.newer
+	o.every(nil, func(at int, answer func(func())) {
+		o.describe(at, func(d *pb.DescribeVoterResponse) { answer(func() { conf = newerOf(conf, d.GetConfiguration()) }) })
+	}, nil, func() {
+		if conf == nil {
+			o.again()
+			return
+		}
+		o.conf = conf
+		step, err := o.goal(conf)
+		if err != nil {
+			o.w.note("the operator gives up: %v", err)
+			o.end()
+			return
+		}
+		o.settle(func() {
+			if step == nil {
+				o.w.note("the operator is done: configuration %d", conf.GetVersion())
+				o.end()
+				return
+			}
+			if err := config.CheckChange(conf, step.Next); err != nil {
+				o.w.note("the operator gives up: %v", err)
+				o.end()
+				return
+			}
+			o.decide(step)
+		})
+	})
+}
+
+func newerOf(a, b *pb.ClusterConfiguration) *pb.ClusterConfiguration {
+	if b.GetVersion() > a.GetVersion() {
+		return b
+	}
+	return a
+}
+
+// settle is what must be before the next version is decided [H8 H10].
+func (o *operator) settle(then func()) {
+	if o.conf.GetVersion() == 1 {
+		then()
+		return
+	}
+	o.store(o.conf, func() {
+		s := reconfigure.NewSettling(o.conf, uint64(o.w.incarnation()))
+		o.every(o.conf.GetVoters(), func(at int, answer func(func())) {
+			o.describe(at, func(d *pb.DescribeVoterResponse) { answer(func() { s.Found(d) }) })
+		}, nil, func() {
+			o.acceptAgain(s, s.Resend(), func() {
+				if len(s.Open()) == 0 {
+					o.settled(s, then)
+					return
+				}
+				o.prepareAgain(s, s.Prepare(), func() {
+					o.acceptAgain(s, s.Accept(), func() { o.settled(s, then) })
+				})
+			})
+		})
+	})
+}
+
+func (o *operator) settled(s *reconfigure.Settling, then func()) {
+	switch {
+	case o.newer.GetVersion() > o.conf.GetVersion():
+		o.begin()
+	case len(s.Open()) > 0:
+		o.again()
+	default:
+		o.w.count.settled++
+		then()
+	}
+}
+
+func (o *operator) store(conf *pb.ClusterConfiguration, then func()) {
+	var by []*pb.Voter
+	voters := slices.Concat(conf.GetVoters(), conf.GetPreviousVoters())
+	o.every(voters, func(at int, answer func(func())) {
+		o.configure(at, conf, func(v *pb.Voter) { answer(func() { by = append(by, v) }) })
+	}, func() bool { return reconfigure.Stored(conf, by) }, func() {
+		switch {
+		case o.newer.GetVersion() > conf.GetVersion():
+			o.begin()
+		case reconfigure.Stored(conf, by):
+			then()
+		default:
+			o.again()
+		}
+	})
+}
+
+func (o *operator) acceptAgain(s *reconfigure.Settling, req *pb.AcceptAgainRequest, then func()) {
+	if req == nil {
+		then()
+		return
+	}
+	o.every(o.conf.GetVoters(), func(at int, answer func(func())) {
+		o.w.acceptAgain(o, at, req, func(a *pb.AcceptAgainResponse) { answer(func() { s.Accepted(a) }) })
+	}, func() bool { return len(s.Open()) == 0 }, then)
+}
+
+func (o *operator) prepareAgain(s *reconfigure.Settling, req *pb.PrepareAgainRequest, then func()) {
+	if req == nil {
+		then()
+		return
+	}
+	o.every(o.conf.GetVoters(), func(at int, answer func(func())) {
+		o.w.prepareAgain(o, at, req, func(a *pb.PrepareAgainResponse) { answer(func() { s.Promised(a) }) })
+	}, nil, then)
+}
+
+func (o *operator) decide(step *reconfigure.Step) {
+	w := o.w
+	d := reconfigure.NewDecision(o.conf, config.Ballot{Round: o.above + 1, Proposer: o.proposer}, step.Next)
+	need := config.QuorumOf(o.conf).Voters
+	o.every(o.conf.GetVoters(), func(at int, answer func(func())) {
+		w.prepareConfig(o, at, d.Prepare(), func(a *pb.PrepareConfigResponse) { answer(func() { d.Promised(a) }) })
+	}, func() bool { return d.Promising() >= need }, func() {
+		finish := func() {
+			o.above = d.Above()
+			decided, ok := d.Decided()
+			switch {
+			case ok:
+				w.count.configurations++
+				conf := w.learn(decided)
+				w.note("configuration %d is decided: %v", conf.version, config.Diff(o.conf, decided))
+				o.newer = decided
+				if w.chance(10) {
+					o.again()
+					return
+				}
+				o.store(decided, o.begin)
+			case o.newer.GetVersion() > o.conf.GetVersion():
+				o.begin()
+			default:
+				o.again()
+			}
+		}
+		req := d.Accept()
+		if req == nil {
+			finish()
+			return
+		}
+		o.every(o.conf.GetVoters(), func(at int, answer func(func())) {
+			w.acceptConfig(o, at, req, func(a *pb.AcceptConfigResponse) { answer(func() { d.Accepted(a) }) })
+		}, func() bool { return d.Accepting() >= need }, finish)
+	})
+}
+
+// every asks all voters (nil: all sites) at once and goes on when all have
+// answered, or enough did and a moment has passed, or a second has.
+func (o *operator) every(voters []*pb.Voter, ask func(at int, answer func(take func())), enough func() bool, then func()) {
+	w := o.w
+	var sites []int
+	if voters == nil {
+		for _, s := range w.sites {
+			sites = append(sites, s.at)
+		}
+	}
+	for _, v := range voters {
+		if at := w.newest.site[v.GetId()]; !slices.Contains(sites, at) {
+			sites = append(sites, at)
+		}
+	}
+	over, left := false, len(sites)
+	end := func() {
+		if !over {
+			over = true
+			then()
+		}
+	}
+	for _, at := range sites {
+		there, ok := o.way(o.at, at)
+		if !ok {
+			continue
+		}
+		w.after(there, func() {
+			ask(at, func(take func()) {
+				back, ok := o.way(at, o.at)
+				if !ok {
+					return
+				}
+				w.after(back, func() {
+					if over {
+						return
+					}
+					take()
+					if left--; left == 0 {
+						end()
+					} else if enough != nil && enough() {
+						w.after(200*time.Millisecond, end)
+					}
+				})
+			})
+		})
+	}
+	w.after(time.Second+2*w.roundTrip(), end)
+}
+
+// way is how long a message takes, and whether it arrives.
+func (o *operator) way(from, to int) (time.Duration, bool) {
+	if from == to {
+		return 0, true
+	}
+	l := o.w.link(from, to)
+	return l.base + l.extra + o.w.upTo(l.jitter+l.noise), l.downs == 0 && !o.w.chance(l.loss)
+}
+
+// witnessAt returns the witness at a site if it answers now; busy ones do not.
+func (w *world) witnessAt(at int) *witness {
+	v := w.sites[at].witness
+	if v == nil || v.down || v.frozen > w.now || v.busy > w.now {
+		return nil
+	}
+	return v
+}
+
+// leaderAt returns the leader of the region at a site if it answers now.
+func (w *world) leaderAt(at int) *leader {
+	r := w.sites[at].region
+	if r == nil || r.cur == nil || r.cur.gone || r.cur.frozen > w.now || !r.works() {
+		return nil
+	}
+	return r.cur
+}
+
+func (v *witness) pb() *pb.Voter { return &pb.Voter{Id: v.id, Incarnation: uint64(v.inc)} }
+
+func (ld *leader) pb() *pb.Voter {
+	return &pb.Voter{Id: config.RegionVoter(ld.region.name), Incarnation: uint64(ld.region.inc)}
+}
+
+// under reports whether a voter answers under a version; the operator learns
+// from one that is ahead.
+func (o *operator) under(conf *configuration, cluster string, version uint64) bool {
+	if conf == nil {
+		return false
+	}
+	err := config.CheckVersion(conf.pb, cluster, version)
+	if err != nil {
+		o.newer = newerOf(o.newer, conf.pb)
+	}
+	return err == nil
+}
+
+func (o *operator) describe(at int, answer func(*pb.DescribeVoterResponse)) {
+	d := &pb.DescribeVoterResponse{}
+	var regs []register.Register
+	if v := o.w.witnessAt(at); v != nil {
+		regs = v.regs
+		if v.conf != nil {
+			d.Configuration = v.conf.pb
+		}
+	} else if ld := o.w.leaderAt(at); ld != nil {
+		regs, d.Configuration = ld.regs, ld.region.m.View().Configuration()
+	} else {
+		return
+	}
+	for i, r := range regs {
+		d.Registers = append(d.Registers, &pb.RegisterStatus{Partition: o.w.names[i], Register: r.Proto()})
+	}
+	answer(d)
+}
+
+func (o *operator) configure(at int, conf *pb.ClusterConfiguration, answer func(*pb.Voter)) {
+	w := o.w
+	if v := w.witnessAt(at); v != nil {
+		next, stored, err := v.voter().Learn(v.pb(), conf)
+		switch {
+		case err != nil:
+		case !stored:
+			o.newer = newerOf(o.newer, v.conf.pb)
+			answer(v.pb())
+		default:
+			w.witnessWrites(v, func() { v.configure(w, w.learn(next.Decided)); w.upsetting() }, func() { answer(v.pb()) })
+		}
+	} else if ld := w.leaderAt(at); ld != nil {
+		w.propose(ld, configure(conf), func(res *pb.CommandResult) {
+			if res.GetError() == nil {
+				o.newer = newerOf(o.newer, ld.region.m.View().Configuration())
+				answer(ld.pb())
+			}
+		})
+	}
+}
+
+func (w *world) prepareConfig(o *operator, at int, req *pb.PrepareConfigRequest, answer func(*pb.PrepareConfigResponse)) {
+	if v := w.witnessAt(at); v != nil && o.under(v.conf, req.GetClusterId(), req.GetVersion()) {
+		next, promised, err := v.voter().Prepare(req.GetClusterId(), req.GetVersion(), config.BallotOf(req.GetBallot()))
+		if err == nil {
+			w.witnessWrites(v, func() { v.confReg = next }, func() {
+				answer(&pb.PrepareConfigResponse{Voter: v.pb(), Promised: promised, Register: next.Proto()})
+			})
+		}
+	} else if ld := w.leaderAt(at); ld != nil && o.under(ld.conf, req.GetClusterId(), req.GetVersion()) {
+		w.propose(ld, &pb.Command{Kind: &pb.Command_ConfigPromise{ConfigPromise: &pb.ConfigPromiseCommand{
+			ClusterId: req.GetClusterId(), Version: req.GetVersion(), Ballot: req.GetBallot(),
+		}}}, func(res *pb.CommandResult) {
+			if c := res.GetConfigVote(); c != nil {
+				answer(&pb.PrepareConfigResponse{Voter: ld.pb(), Promised: c.GetDone(), Register: c.GetRegister()})
+			}
+		})
+	}
+}
+
+func (w *world) acceptConfig(o *operator, at int, req *pb.AcceptConfigRequest, answer func(*pb.AcceptConfigResponse)) {
+	if v := w.witnessAt(at); v != nil && o.under(v.conf, req.GetClusterId(), req.GetVersion()) {
+		next, accepted, err := v.voter().Accept(req.GetClusterId(), req.GetVersion(), config.BallotOf(req.GetBallot()), req.GetProposed())
+		if err == nil {
+			w.witnessWrites(v, func() { v.confReg = next }, func() {
+				answer(&pb.AcceptConfigResponse{Voter: v.pb(), Accepted: accepted, Register: next.Proto()})
+			})
+		}
+	} else if ld := w.leaderAt(at); ld != nil && o.under(ld.conf, req.GetClusterId(), req.GetVersion()) {
+		w.propose(ld, &pb.Command{Kind: &pb.Command_ConfigAccept{ConfigAccept: &pb.ConfigAcceptCommand{
+			ClusterId: req.GetClusterId(), Version: req.GetVersion(), Ballot: req.GetBallot(), Proposed: req.GetProposed(),
+		}}}, func(res *pb.CommandResult) {
+			if c := res.GetConfigVote(); c != nil {
+				answer(&pb.AcceptConfigResponse{Voter: ld.pb(), Accepted: c.GetDone(), Register: c.GetRegister()})
+			}
+		})
+	}
+}
+
+// acceptAgain and prepareAgain go the way of a proposer's messages, so that
+// what holds there holds here: one turn at a witness, commits and checks at a
+// region.
+func (w *world) acceptAgain(o *operator, at int, req *pb.AcceptAgainRequest, answer func(*pb.AcceptAgainResponse)) {
+	resp := &pb.AcceptAgainResponse{}
+	tell := func(name string, rule register.Rule, r register.Register) {
+		resp.Answers = append(resp.Answers, register.AcceptAnswerOf(name, r, 0, rule))
+	}
+	if v := w.witnessAt(at); v != nil && o.under(v.conf, req.GetClusterId(), req.GetVersion()) {
+		now := v.clock.read(w.now)
+		resp.Voter = v.pb()
+		var writes []func()
+		for _, it := range req.GetItems() {
+			i := partitionOf(it.GetPartition())
+			r := &v.regs[i]
+			b, val := register.BallotOf(it.GetBallot()), register.ValueOf(it.GetValue())
+			d := r.Accept(b, val)
+			switch d.Action {
+			case register.Renew:
+				*r, _ = r.Renewed(now, b, val)
+			case register.Write:
+				rec, _ := register.Update(r.Record, d.Change)
+				writes = append(writes, func() { v.regs[i] = v.regs[i].Written(v.clock.read(w.now), rec) })
+			case register.WriteAlarm:
+				w.fail("one ballot with two values at %s: %s", v.id, d.Change.Alarm)
+			}
+			tell(it.GetPartition(), d.Rule, *r)
+		}
+		if len(writes) == 0 {
+			answer(resp)
+			return
+		}
+		w.witnessWrites(v, func() {
+			for _, f := range writes {
+				f()
+			}
+		}, func() { answer(resp) })
+		return
+	}
+	ld := w.leaderAt(at)
+	if ld == nil || !o.under(ld.conf, req.GetClusterId(), req.GetVersion()) {
+		return
+	}
+	resp.Voter = ld.pb()
+	cmd, conf := &pb.AcceptedCommand{ConfigVersion: ld.stamp()}, ld.conf
+	var renewals []*pb.AcceptItem
+	for _, it := range req.GetItems() {
+		r := ld.regs[partitionOf(it.GetPartition())]
+		d := r.Accept(register.BallotOf(it.GetBallot()), register.ValueOf(it.GetValue()))
+		switch d.Action {
+		case register.Renew:
+			renewals = append(renewals, it)
+		case register.Write:
+			cmd.Items = append(cmd.Items, &pb.AcceptedItem{Partition: it.GetPartition(), Guard: d.Change.Guard.Proto(), Ballot: it.GetBallot(), Value: it.GetValue()})
+		default:
+			tell(it.GetPartition(), d.Rule, r)
+		}
+	}
+	renew := func() {
+		w.after(w.between(500*time.Microsecond, 4*time.Millisecond), func() { // a leadership check
+			if !ld.leads() || ld.region.down > 0 || ld.conf != conf || !ld.pulse || ld.frozen > w.now {
+				return
+			}
+			now := ld.clock.read(w.now)
+			for _, it := range renewals {
+				r := &ld.regs[partitionOf(it.GetPartition())]
+				b, v := register.BallotOf(it.GetBallot()), register.ValueOf(it.GetValue())
+				next, ok := r.Renewed(now, b, v)
+				rule := register.RuleNone
+				if ok {
+					*r = next
+				} else if rule = r.Accept(b, v).Rule; rule == register.RuleNone {
+					rule = register.RuleRetry
+				}
+				tell(it.GetPartition(), rule, *r)
+			}
+			answer(resp)
+		})
+	}
+	if len(cmd.Items) == 0 {
+		renew()
+		return
+	}
+	w.propose(ld, &pb.Command{Term: ld.term, Kind: &pb.Command_Accepted{Accepted: cmd}}, func(res *pb.CommandResult) {
+		if res.GetError() != nil {
+			return
+		}
+		for n, it := range res.GetItems().GetItems() {
+			rec := register.RecordOf(it.GetRegister())
+			rule := register.RuleNone
+			if !it.GetDone() || rec.Accepted != register.BallotOf(cmd.Items[n].GetBallot()) {
+				rule = register.RuleRetry
+			}
+			tell(it.GetPartition(), rule, register.Register{Record: rec})
+		}
+		renew()
+	})
+}
+
+func (w *world) prepareAgain(o *operator, at int, req *pb.PrepareAgainRequest, answer func(*pb.PrepareAgainResponse)) {
+	b := register.BallotOf(req.GetBallot())
+	resp := &pb.PrepareAgainResponse{}
+	tell := func(name string, rule register.Rule, rec register.Record) {
+		resp.Answers = append(resp.Answers, register.PrepareAnswerOf(name, register.Register{Record: rec}, 0, rule, register.VerdictUnknown))
+	}
+	if v := w.witnessAt(at); v != nil && o.under(v.conf, req.GetClusterId(), req.GetVersion()) {
+		resp.Voter = v.pb()
+		var writes []func()
+		for _, name := range req.GetPartitions() {
+			i := partitionOf(name)
+			d := v.regs[i].PrepareAgain(b)
+			rec := v.regs[i].Record
+			if d.Action == register.Write {
+				rec, _ = register.Update(rec, d.Change)
+				writes = append(writes, func() { v.regs[i] = v.regs[i].Written(v.clock.read(w.now), rec) })
+			}
+			tell(name, d.Rule, rec)
+		}
+		w.witnessWrites(v, func() {
+			for _, f := range writes {
+				f()
+			}
+		}, func() { answer(resp) })
+		return
+	}
+	ld := w.leaderAt(at)
+	if ld == nil || !o.under(ld.conf, req.GetClusterId(), req.GetVersion()) {
+		return
+	}
+	resp.Voter = ld.pb()
+	cmd := &pb.PromiseCommand{ConfigVersion: ld.stamp()}
+	for _, name := range req.GetPartitions() {
+		r := &ld.regs[partitionOf(name)]
+		d := r.PrepareAgain(b)
+		if d.Action != register.Write {
+			tell(name, d.Rule, r.Record)
+			continue
+		}
+		r.Pending = true
+		cmd.Items = append(cmd.Items, &pb.PromiseItem{Partition: name, Guard: d.Change.Guard.Proto(), Ballot: req.GetBallot()})
+	}
+	if len(cmd.Items) == 0 {
+		answer(resp)
+		return
+	}
+	w.propose(ld, &pb.Command{Term: ld.term, Kind: &pb.Command_Promise{Promise: cmd}}, func(res *pb.CommandResult) {
+		for _, it := range cmd.Items {
+			ld.regs[partitionOf(it.GetPartition())].Pending = false
+		}
+		if res.GetError() != nil {
+			return
+		}
+		for _, it := range res.GetItems().GetItems() {
+			rule := register.RuleNone
+			if !it.GetDone() {
+				rule = register.RuleRetry
+			}
+			tell(it.GetPartition(), rule, register.RecordOf(it.GetRegister()))
+		}
+		answer(resp)
+	})
+}
