@@ -330,3 +330,15 @@ func TestOptionsSayAllThatIsWrong(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+func TestPressureIsRead(t *testing.T) {
+	const text = "some avg10=97.64 avg60=97.43 avg300=97.09 total=12113048310\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=7\n"
+	if d, ok := parsePressure(text); !ok || d != 12113048310*time.Microsecond {
+		t.Errorf("%v, %v", d, ok)
+	}
+	for _, bad := range []string{"", "full avg10=0.00 total=7\n", "some total=x\n", "some avg10=1\n"} {
+		if d, ok := parsePressure(bad); ok {
+			t.Errorf("%q: %v", bad, d)
+		}
+	}
+}

@@ -55,6 +55,7 @@ type player struct {
 
 	journal   []resource.Entry
 	stalls    []check.Stall
+	pressure  []check.Pressure
 	settledAt instant.Instant
 	unsettled string
 }
@@ -86,7 +87,7 @@ func (p *player) play(ctx context.Context, unguarded bool) (err error) {
 	live := p.watchLive()
 	defer live()
 	stalls := watchStalls(p.rig.clock)
-	defer func() { p.stalls = stalls.close() }()
+	defer func() { p.stalls, p.pressure = stalls.close() }()
 	p.began = p.rig.clock.Now()
 	if err := p.steps(ctx); err != nil {
 		return err
@@ -400,31 +401,8 @@ func (p *player) measure(f *check.Fault, s plan.Step, w world, links []link, las
 	heartbeats := len(s.Planes) == 0 || slices.Contains(s.Planes, "gossip")
 	votes := len(s.Planes) == 0 || slices.Contains(s.Planes, "votes")
 	switch {
-	case s.Do == plan.Delay && votes:
-		for _, l := range links {
-			if !l.from.region && !l.to.region {
-				continue
-			}
-			a, b := l.from, l.to
-			if !a.region {
-				a, b = b, a
-			}
-			var names []string
-			for _, q := range w.at(b) {
-				names = append(names, q.Name)
-			}
-			got := p.rig.watch.rtt(a.name, names, f.Full, f.Until)
-			want := s.Add / 2
-			if got == 0 {
-				continue // it had no occasion to measure
-			}
-			if f.Effect == "" {
-				f.Effect = fmt.Sprintf("%s measured round trips up to %d ms to %s", a.name, got.Milliseconds(), b.name)
-			}
-			if got < want {
-				f.NoEffect = fmt.Sprintf("%s measured no round trip over %d ms to %s", a.name, got.Milliseconds(), b.name)
-			}
-		}
+	case s.Do == plan.Delay:
+		p.measureDelay(f, s, w, links, heartbeats, votes)
 	case s.Do != plan.Delay && s.Do != plan.Loss && heartbeats:
 		silent, any := p.silent(links, f.From, f.Until.Add(sampleEvery))
 		if !any {
@@ -439,6 +417,44 @@ func (p *player) measure(f *check.Fault, s plan.Step, w world, links []link, las
 	if f.Effect == "" && f.NoEffect == "" {
 		f.Effect = "every sender listed the fault; nothing measures this one"
 	}
+}
+
+// measureDelay looks for it in the round trips that owners measure (an answer
+// that comes after its round counts for nothing, and is not measured), and in
+// the silence with which a delay begins.
+func (p *player) measureDelay(f *check.Fault, s plan.Step, w world, links []link, heartbeats, votes bool) {
+	for _, l := range links {
+		for _, ends := range []link{l, {l.to, l.from}} {
+			if !votes || !ends.from.owns(w) {
+				continue // only who renews measures
+			}
+			var names []string
+			for _, q := range w.at(ends.to) {
+				names = append(names, q.Name)
+			}
+			if got := p.rig.watch.rtt(ends.from.name, names, f.Full, f.Until); got >= s.Add*3/4 {
+				f.Effect = fmt.Sprintf("%s measured round trips up to %d ms to %s", ends.from.name, got.Milliseconds(), ends.to.name)
+				return
+			}
+		}
+		if heartbeats && l.from.region {
+			if silent := p.rig.watch.silence(l.to.name, l.from.name, f.From, f.Until); silent >= s.Add*3/4 {
+				f.Effect = fmt.Sprintf("%s missed heartbeats of %s for %d ms when it began", l.to.name, l.from.name, silent.Milliseconds())
+			}
+		}
+	}
+	if f.Effect == "" && (votes || heartbeats) && s.Add >= faultSlack/2 {
+		f.NoEffect = "no round trip and no heartbeat was late by as much"
+	}
+}
+
+func (s site) owns(w world) bool {
+	for _, owner := range w.owners {
+		if s.region && owner == s.name {
+			return true
+		}
+	}
+	return false
 }
 
 // breakProcess sets a fault of a disk or a clock.
@@ -764,6 +780,9 @@ func (p *player) finish(ctx context.Context) error {
 func (l *workload) working() bool {
 	wrote := map[string]bool{}
 	for _, a := range l.records() {
+		if a.Probes {
+			continue
+		}
 		wrote[a.Lock] = wrote[a.Lock] || slices.ContainsFunc(a.Events, func(e check.Event) bool { return e.Kind == check.Wrote })
 	}
 	for _, ok := range wrote {

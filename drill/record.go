@@ -18,7 +18,7 @@ func (p *player) record() *check.Record {
 	w := p.rig.watch
 	rec := &check.Record{
 		D: p.d, RTT: p.rtt, TTL: max(p.plan.Workload.TTL, sessionTTL), Began: p.began, Ended: p.ended,
-		Faults: p.faults, Actors: p.load.records(), Stalls: p.stalls, SettledAt: p.settledAt, Unsettled: p.unsettled,
+		Faults: p.faults, Actors: p.load.records(), Stalls: p.stalls, Pressure: p.pressure, SettledAt: p.settledAt, Unsettled: p.unsettled,
 	}
 	slices.SortStableFunc(rec.Faults, func(a, b check.Fault) int { return cmp.Compare(a.Step, b.Step) })
 	for _, q := range p.rig.file().Partitions {

@@ -154,7 +154,7 @@ func (w *watch) take(region string, asked, answered instant.Instant, st *pb.Stat
 	if err == nil {
 		w.latest[region] = st
 		w.heard[region] = append(w.heard[region], answered)
-		a := check.Answer{Region: region, Asked: asked, Answered: answered}
+		a := check.Answer{Region: region, Asked: asked, Answered: answered, Term: st.GetTerm()}
 		for _, p := range st.GetPartitions() {
 			a.Says = append(a.Says, check.Said{Partition: p.GetName(), Epoch: uint64(p.GetEpoch()), Left: time.Duration(p.GetHeldNs())})
 			w.trace(region, p)

@@ -29,6 +29,8 @@ const (
 	writeLimit   = 5 * time.Second
 	// afterLoss is the pause of a worker before it asks again.
 	afterLoss = 50 * time.Millisecond
+	// probeEvery is the pause between two acquires of a probe.
+	probeEvery = 250 * time.Millisecond
 	// closeLimit bounds the orderly end of the clients; what cannot be closed
 	// expires.
 	closeLimit = 3 * time.Second
@@ -39,6 +41,9 @@ const (
 // actor is one worker on one lock, over all its lives.
 type actor struct {
 	name, lock, partition string
+	// probes: it takes a lock that nobody else wants, again and again, so that
+	// there is always an acquire whose time can be told.
+	probes bool
 
 	mu     sync.Mutex
 	events []check.Event
@@ -55,7 +60,7 @@ func (a *actor) note(e check.Event) {
 func (a *actor) record() check.Actor {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return check.Actor{Name: a.name, Lock: a.lock, Partition: a.partition, Events: append([]check.Event(nil), a.events...)}
+	return check.Actor{Name: a.name, Lock: a.lock, Partition: a.partition, Probes: a.probes, Events: append([]check.Event(nil), a.events...)}
 }
 
 // counters are what the live view shows.
@@ -105,6 +110,13 @@ func (l *workload) makeActors() error {
 		for n := range 1 + l.plan.Waiters {
 			l.actors = append(l.actors, &actor{name: fmt.Sprintf("worker %d.%d", i+1, n+1), lock: lock, partition: p})
 		}
+	}
+	for _, p := range parts {
+		lock, err := l.rig.lockIn(p.Name, l.taken)
+		if err != nil {
+			return err
+		}
+		l.actors = append(l.actors, &actor{name: "probe of " + p.Name, lock: lock, partition: p.Name, probes: true})
 	}
 	return nil
 }
@@ -246,13 +258,21 @@ func (w *loadWorker) run(ctx context.Context) {
 			_ = sleep(ctx, afterLoss) // ends with ctx, as the loop does
 			continue
 		}
-		w.counters.grants.Add(1)
+		if !w.probes {
+			w.counters.grants.Add(1)
+		}
 		w.event(lease, check.Event{Kind: check.Acquired, Sent: asked, Region: lease.Region(), Waited: waited})
-		w.work(ctx, lease)
+		pause := afterLoss
+		if w.probes {
+			w.release(ctx, lease)
+			pause = probeEvery
+		} else {
+			w.work(ctx, lease)
+		}
 		if w.once {
 			return
 		}
-		_ = sleep(ctx, afterLoss) // ends with ctx, as the loop does
+		_ = sleep(ctx, pause) // ends with ctx, as the loop does
 	}
 }
 

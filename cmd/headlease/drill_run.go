@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -26,7 +27,7 @@ type drillRun struct {
 	drill.Options
 	asJSON         bool
 	rtt            string
-	junit          string
+	html, junit    string
 	results        string
 	tolerateStalls bool
 }
@@ -46,7 +47,7 @@ break, a process or a time was not seen, there was too little work, or the
 machine itself stalled.`,
 		Example: `  headlease drill run region-loss
   headlease drill run cable-cut --json
-  headlease drill run region-isolated --junit report.xml
+  headlease drill run region-isolated --html report.html --junit report.xml
   headlease drill run ./mine.yaml --d 4s --seed 7 --keep`,
 		Args: usage(oneScenario),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -66,6 +67,7 @@ machine itself stalled.`,
 	}
 	f := cmd.Flags()
 	f.BoolVar(&o.asJSON, "json", false, "print the report as one line of JSON, and progress to the standard error stream")
+	f.StringVar(&o.html, "html", "", "write the report as one HTML file, with the timeline as a picture")
 	f.StringVar(&o.junit, "junit", "", "write the report as JUnit XML")
 	f.StringVar(&o.results, "results", "", "append a line to a file: time, scenario, seed, verdict, figures")
 	f.StringVar(&o.Dir, "dir", "", "directory of the drill's cluster, new or empty; it is kept (default: a temporary one)")
@@ -82,11 +84,14 @@ func runDrill(ctx context.Context, a *app, s plan.Scenario, o drillRun) error {
 	o.Connect = func(f clusterfile.File, certs, client string) (*drill.Connections, error) {
 		return a.connect(f, certs, client)
 	}
-	o.Progress = a.stdout
+	progress := a.stdout
 	if o.asJSON {
-		o.Progress = a.stderr
+		progress = a.stderr
 	}
+	live := newLiveView(progress)
+	o.Progress, o.Live = live, live.show
 	out, err := drill.Run(ctx, s, o.Options)
+	live.close()
 	if err != nil {
 		if ctx.Err() != nil {
 			return errors.New("interrupted; everything that the drill started is stopped, and what it broke is healed")
@@ -102,6 +107,7 @@ func runDrill(ctx context.Context, a *app, s plan.Scenario, o drillRun) error {
 		_, err = fmt.Fprintf(o.Progress, "  logs and data are in %s\n", out.Dir)
 	}
 	err = errors.Join(err,
+		writeReport(o.html, out.Report.WriteHTML),
 		writeReport(o.junit, out.Report.WriteJUnit),
 		appendResult(o.results, out.Report))
 	r := out.Report
@@ -156,4 +162,56 @@ func appendResult(path string, r *report.Report) error {
 	}
 	_, err = fmt.Fprintf(f, "%s\t%s\t%d\t%s\t%s\n", r.Began.Format(time.RFC3339), r.Scenario, r.Seed, r.Verdict, r.Figures())
 	return errors.Join(err, f.Close())
+}
+
+func newDrillReportCmd(a *app) *cobra.Command {
+	var html, junit string
+	cmd := &cobra.Command{
+		Use:   "report FILE",
+		Short: "Make other forms of a drill's report from its JSON",
+		Long: `Report reads what 'headlease drill run --json' printed ("-": from the standard
+input) and writes it as HTML or JUnit XML.`,
+		Example: `  headlease drill run cable-cut --json > report.json
+  headlease drill report report.json --html report.html`,
+		Args: usage(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if html == "" && junit == "" {
+				return &usageError{cmd.CommandPath(), errors.New("say what to write: --html FILE, --junit FILE or both")}
+			}
+			r, err := readReport(a, args[0])
+			if err != nil {
+				return err
+			}
+			return errors.Join(writeReport(html, r.WriteHTML), writeReport(junit, r.WriteJUnit))
+		},
+	}
+	cmd.Flags().StringVar(&html, "html", "", "write one HTML file, with the timeline as a picture")
+	cmd.Flags().StringVar(&junit, "junit", "", "write JUnit XML")
+	return cmd
+}
+
+// maxReport bounds what is read as a report.
+const maxReport = 256 << 20
+
+func readReport(a *app, path string) (_ *report.Report, err error) {
+	in := a.in
+	if in == nil {
+		in = os.Stdin
+	}
+	if path != "-" {
+		f, err := os.Open(path)
+		if err != nil {
+			return nil, fmt.Errorf("report: %w", err)
+		}
+		defer func() { _ = f.Close() }() // only read
+		in = f
+	}
+	var r report.Report
+	if err := json.NewDecoder(io.LimitReader(in, maxReport)).Decode(&r); err != nil {
+		return nil, fmt.Errorf("report %s: %w; give the output of 'headlease drill run --json'", path, err)
+	}
+	if r.Scenario == "" || r.Verdict == "" {
+		return nil, fmt.Errorf("report %s: is JSON, and no drill's report", path)
+	}
+	return &r, nil
 }

@@ -16,6 +16,10 @@ const (
 	// afterFault is how long the silence of a fault may outlast it: the
 	// process starts, or its region elects a leader.
 	afterFault = 6 * time.Second
+	// maxPressure is the share of its time in which something may wait for a
+	// processor or the disk on a machine that shows what rests on time. Twelve
+	// processes on two cores with nothing beside them stay under a half.
+	maxPressure = 0.75
 )
 
 // Verdict on a drill.
@@ -154,6 +158,11 @@ func stalled(r *Record) string {
 		sum += s.For
 		if s.For > longest {
 			longest, at = s.For, s.At
+		}
+	}
+	for _, p := range r.Pressure {
+		if p.Share > maxPressure {
+			return fmt.Sprintf("the machine itself was overloaded: %.0f %% of the time something waited for %s", 100*p.Share, p.For)
 		}
 	}
 	if longest < r.D/8 && sum < r.Ended.Sub(r.Began)/10 {

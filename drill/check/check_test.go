@@ -28,8 +28,8 @@ func quiet() *Record {
 		{Kind: Acquired, Sent: at(500), At: at(520), Token: token(1, 1), Until: at(1800), Region: "eu"},
 	}}
 	for t := int64(0); t <= 11000; t += 100 {
-		r.Answers = append(r.Answers, Answer{"eu", at(t), at(t + 5), []Said{{"p", 1, 1900 * time.Millisecond}}})
-		r.Answers = append(r.Answers, Answer{"us", at(t), at(t + 5), []Said{{"p", 0, 0}}})
+		r.Answers = append(r.Answers, Answer{Region: "eu", Asked: at(t), Answered: at(t + 5), Says: []Said{{"p", 1, 1900 * time.Millisecond}}})
+		r.Answers = append(r.Answers, Answer{Region: "us", Asked: at(t), Answered: at(t + 5), Says: []Said{{"p", 0, 0}}})
 		eu.Heard, us.Heard = append(eu.Heard, at(t)), append(us.Heard, at(t))
 		if t > 600 {
 			w.Events = append(w.Events, Event{Kind: Wrote, Sent: at(t), At: at(t + 10), Token: token(1, 1), Until: at(t + 1000)})
@@ -79,10 +79,10 @@ func TestOneViolationIsEnoughToFail(t *testing.T) {
 		change func(r *Record)
 	}{
 		"I1 two owners": {"I1: p: eu (epoch 1) and us (epoch 2) both hold it", func(r *Record) {
-			r.Answers = append(r.Answers, Answer{"us", at(5000), at(5005), []Said{{"p", 2, time.Second}}})
+			r.Answers = append(r.Answers, Answer{Region: "us", Asked: at(5000), Answered: at(5005), Says: []Said{{"p", 2, time.Second}}})
 		}},
 		"I2 an epoch used twice": {"I2: p: us holds it with epoch 1", func(r *Record) {
-			r.Answers = append(r.Answers, Answer{"us", at(13500), at(13505), []Said{{"p", 1, time.Second}}})
+			r.Answers = append(r.Answers, Answer{Region: "us", Asked: at(13500), Answered: at(13505), Says: []Said{{"p", 1, time.Second}}})
 		}},
 		"I3 a belief beyond the head lease": {"I3: w believes", func(r *Record) {
 			for i := range r.Answers {
@@ -121,10 +121,10 @@ func TestOneViolationIsEnoughToFail(t *testing.T) {
 func TestBrokenExpectations(t *testing.T) {
 	for text, change := range map[string]func(r *Record){
 		"no promotion": func(r *Record) {
-			r.Answers = append(r.Answers, Answer{"us", at(13500), at(13505), []Said{{"p", 2, time.Second}}})
+			r.Answers = append(r.Answers, Answer{Region: "us", Asked: at(13500), Answered: at(13505), Says: []Said{{"p", 2, time.Second}}})
 		},
 		"no lapse": func(r *Record) {
-			r.Answers = append(r.Answers, Answer{"eu", at(10950), at(10999), []Said{{"p", 1, 0}}})
+			r.Answers = append(r.Answers, Answer{Region: "eu", Asked: at(12950), Answered: at(12999), Says: []Said{{"p", 1, 0}}})
 		},
 		"no lease lost":    func(r *Record) { r.Actors[0].Events[50].Kind = Lost },
 		"no write refused": func(r *Record) { r.Actors[0].Events[50].Kind = Refused },
@@ -147,7 +147,11 @@ func TestBrokenExpectations(t *testing.T) {
 	for text, want := range map[string]State{"no lease lost": Inconclusive, "no write refused": Broken} {
 		r := quiet()
 		r.Actors[0].Events[50].Kind = map[string]Kind{"no lease lost": Lost, "no write refused": Refused}[text]
-		r.Stalls = []Stall{{at(5000), time.Second}}
+		if want == Inconclusive {
+			r.Stalls = []Stall{{at(5000), time.Second}}
+		} else {
+			r.Pressure = []Pressure{{"a processor", 0.97}}
+		}
 		v := Check(r, expect(t, text))
 		if v.Results[0].State != want || v.OK() || v.Stalled != (want == Inconclusive) {
 			t.Errorf("%s on a stalled machine: %+v, stalled %v", text, v.Results[0], v.Stalled)
@@ -159,12 +163,25 @@ func TestPromotedIsCountedFromTheFault(t *testing.T) {
 	r := quiet()
 	r.Answers = slices.DeleteFunc(r.Answers, func(a Answer) bool { return a.Region == "eu" && a.Asked > at(2000) })
 	for ms := int64(5300); ms < 11000; ms += 100 {
-		r.Answers = append(r.Answers, Answer{"us", at(ms), at(ms + 5), []Said{{"p", 2, time.Second}}})
+		r.Answers = append(r.Answers, Answer{Region: "us", Asked: at(ms), Answered: at(ms + 5), Says: []Said{{"p", 2, time.Second}}})
 	}
 	// D + 4 RTT + 1 s = 3.4 s, and 3.305 s were taken.
 	v := Check(r, expect(t, "promoted within D + 4RTT + 1s", "promoted within D + 4RTT + 900ms"))
 	if v.Results[0].State != Held || v.Results[0].Value != 3305 || v.Results[1].State != Broken {
 		t.Errorf("%+v", v.Results)
+	}
+}
+
+// A machine on which something waits for a processor nearly all the time shows
+// nothing that rests on time; one that is merely busy does.
+func TestPressure(t *testing.T) {
+	for share, want := range map[float64]State{0.5: Broken, 0.9: Inconclusive} {
+		r := quiet()
+		r.Actors[0].Events[50].Kind = Lost
+		r.Pressure = []Pressure{{"a processor", share}, {"the disk", 0.1}}
+		if v := Check(r, expect(t, "no lease lost")); v.Results[0].State != want {
+			t.Errorf("%v: %+v", share, v.Results[0])
+		}
 	}
 }
 
@@ -239,5 +256,22 @@ func TestReignsJoinWhatIsContinuous(t *testing.T) {
 	r.Answers = slices.DeleteFunc(r.Answers, func(a Answer) bool { return a.Asked > at(4000) && a.Asked < at(8000) })
 	if reigns = Reigns(r); len(reigns) != 2 {
 		t.Errorf("%+v", reigns)
+	}
+}
+
+// A new leader holds nothing before its first round; what the one before has
+// sent is good all the same.
+func TestI3ANewLeadersWordEndsNothing(t *testing.T) {
+	r := quiet()
+	for i := range r.Answers {
+		if a := &r.Answers[i]; a.Region == "eu" && a.Asked > at(5000) {
+			a.Term = 2
+			if a.Asked < at(5400) {
+				a.Says[0].Left = 0
+			}
+		}
+	}
+	if v := Check(r, nil); len(v.Violations) != 0 {
+		t.Errorf("%v", v.Violations)
 	}
 }

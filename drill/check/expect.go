@@ -157,7 +157,7 @@ func (r *Result) within(d, bound time.Duration) {
 func (j *judgement) count(kind Kind) (n int) {
 	for _, a := range j.r.Actors {
 		for _, e := range a.Events {
-			if e.Kind == kind && e.At > j.r.Began {
+			if e.Kind == kind && e.At > j.r.Began && !a.Probes {
 				n++
 			}
 		}

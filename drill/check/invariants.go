@@ -81,13 +81,20 @@ func nested(r *Record) []Violation {
 		asked, end instant.Instant
 	}
 	said := map[key][]word{}
+	held := map[key]uint64{} // the term of the last word that holds
 	sorted := slices.Clone(r.Answers)
 	slices.SortStableFunc(sorted, func(a, b Answer) int { return cmp.Compare(a.Asked, b.Asked) })
 	for _, a := range sorted {
 		for _, s := range a.Says {
+			k := key{s.Partition, s.Epoch}
+			if s.Left > 0 {
+				held[k] = a.Term
+			} else if held[k] != a.Term {
+				continue // a new leader, before its first round
+			}
 			// The latest end that the answer allows; of one who does not hold, it
 			// is over by the answer.
-			said[key{s.Partition, s.Epoch}] = append(said[key{s.Partition, s.Epoch}], word{a.Asked, a.Answered.Add(max(s.Left, 0))})
+			said[k] = append(said[k], word{a.Asked, a.Answered.Add(max(s.Left, 0))})
 		}
 	}
 	var found []Violation

@@ -32,22 +32,27 @@ type Ledger struct {
 	Lapses []Lapse
 	// Owners is the newest claim of each partition.
 	Owners map[string]Claim
+	// until is the latest end of a partition's claims, lapsed whether it was
+	// seen to have passed.
+	until  map[string]instant.Instant
+	lapsed map[string]bool
 }
 
 // Observe takes an answer; they must come in the order in which they were
 // answered.
 func (l *Ledger) Observe(a Answer) {
 	if l.Owners == nil {
-		l.Owners = map[string]Claim{}
+		l.Owners, l.until, l.lapsed = map[string]Claim{}, map[string]instant.Instant{}, map[string]bool{}
 	}
 	for _, h := range a.Says {
 		last, known := l.Owners[h.Partition]
 		if h.Left <= 0 {
-			if known && last.By == a.Region && last.Number == h.Epoch {
-				n := len(l.Lapses)
-				if n == 0 || !slices.ContainsFunc(l.Lapses, func(x Lapse) bool { return x.Partition == h.Partition && x.At >= last.From }) {
-					l.Lapses = append(l.Lapses, Lapse{h.Partition, a.Region, h.Epoch, a.Answered})
-				}
+			// A new leader holds nothing before a round of its own; the partition
+			// has not lapsed while what the one before held goes on.
+			over := known && last.By == a.Region && last.Number == h.Epoch && a.Answered >= l.until[h.Partition]
+			if over && !l.lapsed[h.Partition] {
+				l.Lapses = append(l.Lapses, Lapse{h.Partition, a.Region, h.Epoch, a.Answered})
+				l.lapsed[h.Partition] = true
 			}
 			continue
 		}
@@ -55,6 +60,8 @@ func (l *Ledger) Observe(a Answer) {
 		l.Claims = append(l.Claims, c)
 		if !known || c.Number >= last.Number {
 			l.Owners[h.Partition] = c
+			l.until[h.Partition] = max(l.until[h.Partition], c.Until)
+			l.lapsed[h.Partition] = false
 		}
 	}
 }

@@ -62,7 +62,7 @@ func TestJudgeClaims(t *testing.T) {
 
 func TestLedgerTakesTheSurestSpan(t *testing.T) {
 	var l Ledger
-	l.Observe(Answer{"eu", at(10), at(14), []Said{{"p", 3, 20 * time.Millisecond}, {"q", 0, 0}}})
+	l.Observe(Answer{Region: "eu", Asked: at(10), Answered: at(14), Says: []Said{{"p", 3, 20 * time.Millisecond}, {"q", 0, 0}}})
 	want := Claim{Of: "p", By: "eu", Number: 3, From: at(14), Until: at(30)}
 	if !slices.Equal(l.Claims, []Claim{want}) || l.Owners["p"] != want || len(l.Lapses) != 0 {
 		t.Errorf("%+v", l)
@@ -72,13 +72,14 @@ func TestLedgerTakesTheSurestSpan(t *testing.T) {
 func TestLedgerSeesLapsesOnce(t *testing.T) {
 	var l Ledger
 	say := func(region string, ms int64, epoch uint64, left time.Duration) {
-		l.Observe(Answer{region, at(ms), at(ms + 1), []Said{{"p", epoch, left}}})
+		l.Observe(Answer{Region: region, Asked: at(ms), Answered: at(ms + 1), Says: []Said{{"p", epoch, left}}})
 	}
-	say("eu", 10, 1, time.Second)
+	say("eu", 10, 1, 15*time.Millisecond)
 	say("us", 20, 0, 0) // never held it
+	say("eu", 22, 1, 0) // a new leader; what the one before holds goes on
 	say("eu", 30, 1, 0)
 	say("eu", 40, 1, 0)
-	say("eu", 50, 1, time.Second) // resumed
+	say("eu", 50, 1, 5*time.Millisecond) // resumed
 	say("eu", 60, 1, 0)
 	say("us", 70, 2, time.Second)
 	say("eu", 80, 1, 0) // it is another's by now
@@ -97,8 +98,8 @@ func TestLedgerSeesLapsesOnce(t *testing.T) {
 // A word that comes late does not make an old owner the newest.
 func TestLedgerOwnerIsTheHighestEpochs(t *testing.T) {
 	var l Ledger
-	l.Observe(Answer{"us", at(10), at(11), []Said{{"p", 2, time.Second}}})
-	l.Observe(Answer{"eu", at(12), at(13), []Said{{"p", 1, time.Second}}})
+	l.Observe(Answer{Region: "us", Asked: at(10), Answered: at(11), Says: []Said{{"p", 2, time.Second}}})
+	l.Observe(Answer{Region: "eu", Asked: at(12), Answered: at(13), Says: []Said{{"p", 1, time.Second}}})
 	if o := l.Owners["p"]; o.By != "us" {
 		t.Errorf("owner %+v", o)
 	}

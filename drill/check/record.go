@@ -23,6 +23,8 @@ type Record struct {
 	// Watched are the processes that had to be heard.
 	Watched []Watched
 	Stalls  []Stall
+	// Pressure of the drill's time, as far as the kernel tells.
+	Pressure []Pressure
 	// Histories are the verdicts on the histories of single regions.
 	Histories []History
 	// SettledAt is when the cluster was settled after the last fault; 0: it
@@ -63,6 +65,9 @@ type Answer struct {
 	Region          string
 	Asked, Answered instant.Instant
 	Says            []Said
+	// Term of the leader that answered. A new leader holds nothing before a
+	// round of its own, whatever the one before still may.
+	Term uint64
 }
 
 // Kind of what a worker did.
@@ -104,7 +109,9 @@ type Actor struct {
 	Name, Lock, Partition string
 	// Freezes: it was to be stopped between its check and its send.
 	Freezes bool
-	Events  []Event
+	// Probes: it only measures; its grants are not the workload's.
+	Probes bool
+	Events []Event
 }
 
 // Entry is an entry of the resource's journal: an accepted claim or write, or
@@ -130,6 +137,13 @@ type Watched struct {
 type Stall struct {
 	At  instant.Instant
 	For time.Duration
+}
+
+// Pressure is the share of the time in which something on this machine waited
+// for what it names.
+type Pressure struct {
+	For   string
+	Share float64
 }
 
 // History is the verdict on what the clients of one region were told.

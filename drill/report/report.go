@@ -232,6 +232,9 @@ func (r *Report) addRates(rec *check.Record) {
 	width := max(time.Second, rec.Ended.Sub(rec.Began)/buckets)
 	for from := rec.Began; from < rec.Ended; from = from.Add(width) {
 		until := from.Add(width)
+		if rec.Ended.Sub(from) < width/2 {
+			break // too little to be a rate
+		}
 		b := Rate{AtMS: r.ms(from.Add(width / 2))}
 		for _, a := range rec.Actors {
 			for _, e := range a.Events {
@@ -240,7 +243,9 @@ func (r *Report) addRates(rec *check.Record) {
 				}
 				switch e.Kind {
 				case check.Acquired:
-					b.Grants++
+					if !a.Probes {
+						b.Grants++
+					}
 				case check.Wrote:
 					b.Writes++
 				case check.Refused:

@@ -2,6 +2,7 @@ package report
 
 import (
 	"bytes"
+	"encoding/json"
 	"encoding/xml"
 	"errors"
 	"flag"
@@ -250,4 +251,52 @@ func TestTimelineShowsEveryEvent(t *testing.T) {
 			}
 		}
 	})
+}
+
+// The page needs nothing but itself, and no text of a drill can break out of
+// its place.
+func TestHTMLIsOneSafeFile(t *testing.T) {
+	r := example()
+	evil := `</script><script>alert("x")</script>`
+	r.Summary, r.Events[0].Text = evil, evil
+	r.Details = append(r.Details, Detail{Rule: "I4", Text: evil, AtMS: 5, Around: []Moment{{1, "w", evil}}})
+	r.Violations = append(r.Violations, "I4: "+evil)
+	var b bytes.Buffer
+	if err := r.WriteHTML(&b); err != nil {
+		t.Fatal(err)
+	}
+	text := b.String()
+	if strings.Contains(text, evil) || strings.Count(text, "<script") != strings.Count(text, "</script>") {
+		t.Error("a text breaks out of its place")
+	}
+	for _, what := range []string{"<link", "src=", "@import", "url("} {
+		if page, _, _ := strings.Cut(text, `id="data"`); strings.Contains(page, what) {
+			t.Errorf("the page loads something: %s", what)
+		}
+	}
+	for _, want := range []string{"region-isolated", "FAILED", "3002 ms, of 3400 ms", "prefers-color-scheme: dark", "@media print", "Mike Bostock", "Observable, Inc."} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in the page", want)
+		}
+	}
+	// What was not in the invariants' details is told as well, once.
+	if n := strings.Count(text, "expected &#34;no promotion&#34;"); n != 1 {
+		t.Errorf("a broken expectation is told %d times", n)
+	}
+}
+
+// A report that was read again from its JSON makes the same page.
+func TestReportFromItsJSON(t *testing.T) {
+	var raw, first, second bytes.Buffer
+	r := example()
+	if err := errors.Join(WriteJSON(&raw, r), r.WriteHTML(&first)); err != nil {
+		t.Fatal(err)
+	}
+	var again Report
+	if err := json.Unmarshal(raw.Bytes(), &again); err != nil {
+		t.Fatal(err)
+	}
+	if err := again.WriteHTML(&second); err != nil || !bytes.Equal(first.Bytes(), second.Bytes()) {
+		t.Errorf("another page, %v", err)
+	}
 }
