@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
@@ -126,6 +127,7 @@ type Client struct {
 	mu       sync.Mutex
 	closing  bool
 	opened   int                   // sessions, ever
+	phase    float64               // see phase
 	sessions map[*Session]struct{} // but the own one
 	hints    map[string]string     // resource to region
 	// partitions of resources; lookups by what they look for.
@@ -146,7 +148,7 @@ func New(cfg Config) (*Client, error) {
 	c := &Client{
 		cfg: cfg, ctx: ctx, stop: stop, regions: map[string]*region{},
 		sessions: map[*Session]struct{}{}, hints: map[string]string{},
-		partitions: map[string]string{}, lookups: map[lookupKey]*lookup{},
+		partitions: map[string]string{}, lookups: map[lookupKey]*lookup{}, phase: rand.Float64(),
 	}
 	for _, r := range cfg.Regions {
 		c.regions[r.Name] = newRegion(c, r)

@@ -92,14 +92,24 @@ func (c *Client) newSession(ttl time.Duration, labels map[string]string) *Sessio
 		})
 	}
 	s := &Session{client: c, ttl: ttl, labels: labels, seats: make(map[string]*seat, len(c.regions))}
-	// Multiples of the golden ratio, modulo 1, are evenly spread however many
-	// there are.
 	c.opened++
-	_, s.phase = math.Modf(float64(c.opened) / math.Phi)
+	s.phase = phase(c.phase, c.opened)
 	for name, r := range c.regions {
 		s.seats[name] = &seat{of: s, region: r, opening: make(chan struct{}, 1)}
 	}
 	return s
+}
+
+// gangs of a client's sessions are kept alive together, each in one message: a
+// message costs more than what is in it.
+const gangs = 4
+
+// phase of a client's nth session, in [0, 1). Multiples of the golden ratio, modulo
+// 1, spread the sessions evenly over the gangs, however many there are; where the
+// gangs are is the client's own.
+func phase(own float64, n int) float64 {
+	_, at := math.Modf(float64(n) / math.Phi)
+	return (math.Floor(at*gangs) + own) / gangs
 }
 
 func checkTTL(ttl time.Duration) error {

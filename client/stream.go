@@ -58,8 +58,8 @@ func (r *region) run() {
 
 // received is what the reader of a stream hands over.
 type received struct {
-	msg *pb.AttachResponse
-	err error
+	messages []*pb.AttachResponse
+	err      error
 }
 
 // attach runs one stream until it breaks, no session is left, or its server is
@@ -81,6 +81,7 @@ func (r *region) attach(ctx context.Context) (useful bool) {
 	r.streamOpened()
 	defer r.streamBroken()
 	messages := make(chan received, maxPending)
+	told := false
 	if !r.client.spawn(func() { read(ctx, stream, messages) }) {
 		return false
 	}
@@ -98,7 +99,9 @@ func (r *region) attach(ctx context.Context) (useful bool) {
 					r.conns.leave(at, cc, false)
 					return useful
 				}
-				r.take(m.msg)
+				for _, msg := range m.messages {
+					r.take(msg)
+				}
 				useful = true
 				if len(messages) == 0 || n == maxTaken {
 					break
@@ -109,9 +112,13 @@ func (r *region) attach(ctx context.Context) (useful bool) {
 		case <-r.wake:
 		}
 		out := r.due()
-		for _, m := range out.messages {
+		switch {
+		case len(out.messages) == 1 && told:
+			_ = stream.Send(out.messages[0])
+		case len(out.messages) > 0:
 			// An error is told to the reader, with its reason.
-			_ = stream.Send(m)
+			_ = stream.Send(&pb.AttachRequest{Kind: &pb.AttachRequest_Batch{Batch: &pb.AttachRequests{Requests: out.messages}}})
+			told = true // that batches are taken here too
 		}
 		switch {
 		case out.idle:
@@ -279,8 +286,12 @@ func openStream(ctx context.Context, cc *grpc.ClientConn, within time.Duration) 
 func read(ctx context.Context, stream attachStream, to chan<- received) {
 	for {
 		msg, err := stream.Recv()
+		messages := msg.GetBatch().GetResponses()
+		if messages == nil {
+			messages = []*pb.AttachResponse{msg}
+		}
 		select {
-		case to <- received{msg, err}:
+		case to <- received{messages, err}:
 		case <-ctx.Done():
 			return
 		}

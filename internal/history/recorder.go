@@ -244,10 +244,14 @@ func (s *stream) note(m Message) {
 }
 
 func (s *stream) SendMsg(m any) error {
-	if q, ok := m.(*pb.AttachRequest); ok && q.GetKeepalive() != nil {
-		k := proto.CloneOf(q.GetKeepalive())
-		k.Secret = nil
-		s.note(Message{Sent: k})
+	if q, ok := m.(*pb.AttachRequest); ok {
+		for _, q := range append(q.GetBatch().GetRequests(), q) {
+			if q.GetKeepalive() != nil {
+				k := proto.CloneOf(q.GetKeepalive())
+				k.Secret = nil
+				s.note(Message{Sent: k})
+			}
+		}
 	}
 	return s.ClientStream.SendMsg(m)
 }
@@ -255,7 +259,11 @@ func (s *stream) SendMsg(m any) error {
 func (s *stream) RecvMsg(m any) error {
 	err := s.ClientStream.RecvMsg(m)
 	if p, ok := m.(*pb.AttachResponse); ok && err == nil {
-		s.note(Message{Heard: proto.CloneOf(p)})
+		for _, p := range append(p.GetBatch().GetResponses(), p) {
+			if p.GetBatch() == nil && p.GetPong() == nil {
+				s.note(Message{Heard: proto.CloneOf(p)})
+			}
+		}
 	}
 	return err
 }

@@ -348,6 +348,64 @@ func TestF41WithoutALeaderTheStreamEndsByItself(t *testing.T) {
 	})
 }
 
+func batch(requests ...*pb.AttachRequest) *pb.AttachRequest {
+	return &pb.AttachRequest{Kind: &pb.AttachRequest_Batch{Batch: &pb.AttachRequests{Requests: requests}}}
+}
+
+// TestBatches: who sends batches gets them, in order; who does not gets none.
+func TestBatches(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		for server, conn := range w.both() {
+			var many []*pb.AttachRequest
+			for range 700 {
+				many = append(many, keepalive(open(t, w.leader), 1))
+			}
+			a := attach(t, conn)
+			for part := range slices.Chunk(many, 300) {
+				if err := a.Send(batch(append(part, &pb.AttachRequest{Kind: &pb.AttachRequest_Ping{Ping: &pb.Ping{Sequence: uint64(len(part))}}})...)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			acks, pongs, messages := map[string]bool{}, []uint64{}, 0
+			for len(acks) < len(many) || len(pongs) < 3 {
+				m, err := a.Recv()
+				if err != nil {
+					t.Fatal(err)
+				}
+				messages++
+				for _, r := range append(m.GetBatch().GetResponses(), m) {
+					if r.GetAck() != nil {
+						acks[r.GetAck().GetSessionId()] = true
+					}
+					if r.GetPong() != nil {
+						pongs = append(pongs, r.GetPong().GetSequence())
+					}
+				}
+			}
+			if messages > 100 || !slices.Equal(pongs, []uint64{300, 300, 100}) {
+				t.Errorf("%s: %d messages for %d acks; pongs %v", server, messages, len(many), pongs)
+			}
+			a = attach(t, conn)
+			for _, k := range many[:50] {
+				if err := a.Send(k); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for n := 0; n < 50; {
+				m, err := a.Recv()
+				switch {
+				case err != nil:
+					t.Fatal(err)
+				case m.GetBatch() != nil:
+					t.Fatalf("%s: a batch to a client that has sent none", server)
+				case m.GetAck() != nil:
+					n++
+				}
+			}
+		}
+	})
+}
+
 // TestWhatAStreamRefuses is told as an error, through a follower too.
 func TestWhatAStreamRefuses(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
@@ -360,7 +418,8 @@ func TestWhatAStreamRefuses(t *testing.T) {
 			what string
 			req  *pb.AttachRequest
 			code codes.Code
-		}{{"a wrong secret", wrong, codes.InvalidArgument}, {"nothing", &pb.AttachRequest{}, codes.InvalidArgument}, {"too much", large, codes.ResourceExhausted}} {
+		}{{"a wrong secret", wrong, codes.InvalidArgument}, {"nothing", &pb.AttachRequest{}, codes.InvalidArgument}, {"too much", large, codes.ResourceExhausted},
+			{"too much in a batch", batch(keepalive(s, 1), large), codes.ResourceExhausted}, {"a batch in a batch", batch(batch(keepalive(s, 1))), codes.InvalidArgument}} {
 			for server, conn := range w.both() {
 				a := attach(t, conn)
 				if err := a.Send(c.req); err != nil {

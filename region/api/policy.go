@@ -12,6 +12,8 @@ const (
 	voteCall  = 5 * time.Second
 
 	smallRequest = 4 << 10
+	// attachRequest is a batch, each part of which the Edge bounds.
+	attachRequest = 64 << 10
 	// a value of 64 KiB and what is around it.
 	valueRequest = 80 << 10
 	// labels of a session.
@@ -31,7 +33,7 @@ func Policy() policy.Table {
 	)
 	return policy.Table{
 		pb.SessionService_OpenSession_FullMethodName:  {Deadline: shortCall, MaxRequestBytes: openRequest, Roles: clients},
-		pb.SessionService_Attach_FullMethodName:       {Deadline: policy.NoDeadline, MaxRequestBytes: smallRequest, Roles: clients},
+		pb.SessionService_Attach_FullMethodName:       {Deadline: policy.NoDeadline, MaxRequestBytes: attachRequest, Roles: clients},
 		pb.SessionService_CloseSession_FullMethodName: {Deadline: shortCall, MaxRequestBytes: smallRequest, Roles: clients},
 
 		pb.LeaseService_Acquire_FullMethodName:       {Deadline: shortCall, MaxRequestBytes: valueRequest, Roles: clients},

@@ -170,12 +170,40 @@ func send(ss grpc.BidiStreamingServer[pb.AttachRequest, pb.AttachResponse], c *m
 		if err != nil {
 			return err
 		}
+		if len(messages) > 1 && c.Batches() {
+			messages = batches(messages)
+		}
 		for _, m := range messages {
 			if err := ss.Send(m); err != nil {
 				return err
 			}
 		}
 	}
+}
+
+// Bounds of one batch, which must stay below gRPC's 4 MB a message: an ack names
+// its leases with some 100 bytes each.
+const (
+	maxBatch     = 256
+	maxBatchHeld = 2048
+)
+
+// batches puts messages together, in their order.
+func batches(messages []*pb.AttachResponse) []*pb.AttachResponse {
+	var out []*pb.AttachResponse
+	for len(messages) > 0 {
+		n, held := 0, 0
+		for n < len(messages) && n < maxBatch && (n == 0 || held+len(messages[n].GetAck().GetHeld()) <= maxBatchHeld) {
+			held += len(messages[n].GetAck().GetHeld())
+			n++
+		}
+		m := messages[0]
+		if n > 1 {
+			m = &pb.AttachResponse{Kind: &pb.AttachResponse_Batch{Batch: &pb.AttachResponses{Responses: messages[:n:n]}}}
+		}
+		out, messages = append(out, m), messages[n:]
+	}
+	return out
 }
 
 func receive(ss grpc.BidiStreamingServer[pb.AttachRequest, pb.AttachResponse], c *mux.Client) error {

@@ -4,13 +4,19 @@ import (
 	"context"
 	"sync"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/headlease/headlease/internal/policy"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 	"github.com/headlease/headlease/region/lessor/run"
 )
 
-// maxSessions of one client stream.
-const maxSessions = 10_000
+const (
+	// maxSessions of one client stream.
+	maxSessions = 10_000
+	// maxSaid bytes of what a client says of a session, the newest of which is kept.
+	maxSaid = 4 << 10
+)
 
 // upstream is a way to one leader in one term.
 type upstream interface {
@@ -32,6 +38,8 @@ type Client struct {
 	up       upstream // nil: none at present
 	heard    uint64   // the term of the newest message passed on to the client
 	sessions map[string]*said
+	// batches: the client has sent one.
+	batches bool
 	// unsaid are the sessions of which something is to be told to up.
 	unsaid []string
 }
@@ -45,6 +53,35 @@ type said struct {
 
 // Request takes what the client says. An error ends the stream with it.
 func (c *Client) Request(req *pb.AttachRequest) error {
+	batch := req.GetBatch()
+	if batch == nil {
+		return c.request(req)
+	}
+	c.mu.Lock()
+	c.batches = true
+	c.mu.Unlock()
+	for _, r := range batch.GetRequests() {
+		if r.GetBatch() != nil {
+			return invalid("batch", "is in a batch; send its requests in the outer one")
+		}
+		if err := c.request(r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Batches reports whether the client takes several messages in one.
+func (c *Client) Batches() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.batches
+}
+
+func (c *Client) request(req *pb.AttachRequest) error {
+	if n := proto.Size(req); n > maxSaid {
+		return overloaded("the request has %d bytes; at most %d are allowed, send less at once", n, maxSaid)
+	}
 	id := ""
 	switch k := req.GetKind().(type) {
 	case *pb.AttachRequest_Keepalive:
@@ -57,7 +94,7 @@ func (c *Client) Request(req *pb.AttachRequest) error {
 		}
 		return nil
 	default:
-		return invalid("kind", "is missing; send a keepalive, a detach or a ping")
+		return invalid("kind", "is missing; send a keepalive, a detach, a ping, or a batch of them")
 	}
 	c.mu.Lock()
 	s := c.sessions[id]

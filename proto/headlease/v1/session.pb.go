@@ -293,6 +293,7 @@ type AttachRequest struct {
 	//	*AttachRequest_Keepalive
 	//	*AttachRequest_Detach
 	//	*AttachRequest_Ping
+	//	*AttachRequest_Batch
 	Kind          isAttachRequest_Kind `protobuf_oneof:"kind"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -362,6 +363,15 @@ func (x *AttachRequest) GetPing() *Ping {
 	return nil
 }
 
+func (x *AttachRequest) GetBatch() *AttachRequests {
+	if x != nil {
+		if x, ok := x.Kind.(*AttachRequest_Batch); ok {
+			return x.Batch
+		}
+	}
+	return nil
+}
+
 type isAttachRequest_Kind interface {
 	isAttachRequest_Kind()
 }
@@ -378,11 +388,63 @@ type AttachRequest_Ping struct {
 	Ping *Ping `protobuf:"bytes,3,opt,name=ping,proto3,oneof"`
 }
 
+type AttachRequest_Batch struct {
+	// A client that sends one, of however few requests, takes batches too.
+	Batch *AttachRequests `protobuf:"bytes,4,opt,name=batch,proto3,oneof"`
+}
+
 func (*AttachRequest_Keepalive) isAttachRequest_Kind() {}
 
 func (*AttachRequest_Detach) isAttachRequest_Kind() {}
 
 func (*AttachRequest_Ping) isAttachRequest_Kind() {}
+
+func (*AttachRequest_Batch) isAttachRequest_Kind() {}
+
+// AttachRequests are taken one after the other; none of them is a batch.
+type AttachRequests struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Requests      []*AttachRequest       `protobuf:"bytes,1,rep,name=requests,proto3" json:"requests,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AttachRequests) Reset() {
+	*x = AttachRequests{}
+	mi := &file_headlease_v1_session_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AttachRequests) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AttachRequests) ProtoMessage() {}
+
+func (x *AttachRequests) ProtoReflect() protoreflect.Message {
+	mi := &file_headlease_v1_session_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AttachRequests.ProtoReflect.Descriptor instead.
+func (*AttachRequests) Descriptor() ([]byte, []int) {
+	return file_headlease_v1_session_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *AttachRequests) GetRequests() []*AttachRequest {
+	if x != nil {
+		return x.Requests
+	}
+	return nil
+}
 
 // Ping is answered at once by the server that has the stream, whatever is
 // behind it: a client tells by it a server that hangs, which it leaves, from a
@@ -397,7 +459,7 @@ type Ping struct {
 
 func (x *Ping) Reset() {
 	*x = Ping{}
-	mi := &file_headlease_v1_session_proto_msgTypes[5]
+	mi := &file_headlease_v1_session_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -409,7 +471,7 @@ func (x *Ping) String() string {
 func (*Ping) ProtoMessage() {}
 
 func (x *Ping) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_session_proto_msgTypes[5]
+	mi := &file_headlease_v1_session_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -422,7 +484,7 @@ func (x *Ping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ping.ProtoReflect.Descriptor instead.
 func (*Ping) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_session_proto_rawDescGZIP(), []int{5}
+	return file_headlease_v1_session_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Ping) GetSequence() uint64 {
@@ -442,7 +504,7 @@ type Pong struct {
 
 func (x *Pong) Reset() {
 	*x = Pong{}
-	mi := &file_headlease_v1_session_proto_msgTypes[6]
+	mi := &file_headlease_v1_session_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -454,7 +516,7 @@ func (x *Pong) String() string {
 func (*Pong) ProtoMessage() {}
 
 func (x *Pong) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_session_proto_msgTypes[6]
+	mi := &file_headlease_v1_session_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -467,7 +529,7 @@ func (x *Pong) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pong.ProtoReflect.Descriptor instead.
 func (*Pong) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_session_proto_rawDescGZIP(), []int{6}
+	return file_headlease_v1_session_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Pong) GetSequence() uint64 {
@@ -497,7 +559,7 @@ type Keepalive struct {
 
 func (x *Keepalive) Reset() {
 	*x = Keepalive{}
-	mi := &file_headlease_v1_session_proto_msgTypes[7]
+	mi := &file_headlease_v1_session_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -509,7 +571,7 @@ func (x *Keepalive) String() string {
 func (*Keepalive) ProtoMessage() {}
 
 func (x *Keepalive) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_session_proto_msgTypes[7]
+	mi := &file_headlease_v1_session_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -522,7 +584,7 @@ func (x *Keepalive) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Keepalive.ProtoReflect.Descriptor instead.
 func (*Keepalive) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_session_proto_rawDescGZIP(), []int{7}
+	return file_headlease_v1_session_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Keepalive) GetSessionId() string {
@@ -569,7 +631,7 @@ type Detach struct {
 
 func (x *Detach) Reset() {
 	*x = Detach{}
-	mi := &file_headlease_v1_session_proto_msgTypes[8]
+	mi := &file_headlease_v1_session_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -581,7 +643,7 @@ func (x *Detach) String() string {
 func (*Detach) ProtoMessage() {}
 
 func (x *Detach) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_session_proto_msgTypes[8]
+	mi := &file_headlease_v1_session_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -594,7 +656,7 @@ func (x *Detach) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Detach.ProtoReflect.Descriptor instead.
 func (*Detach) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_session_proto_rawDescGZIP(), []int{8}
+	return file_headlease_v1_session_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Detach) GetSessionId() string {
@@ -619,6 +681,7 @@ type AttachResponse struct {
 	//	*AttachResponse_Ended
 	//	*AttachResponse_Failed
 	//	*AttachResponse_Pong
+	//	*AttachResponse_Batch
 	Kind          isAttachResponse_Kind `protobuf_oneof:"kind"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -626,7 +689,7 @@ type AttachResponse struct {
 
 func (x *AttachResponse) Reset() {
 	*x = AttachResponse{}
-	mi := &file_headlease_v1_session_proto_msgTypes[9]
+	mi := &file_headlease_v1_session_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -638,7 +701,7 @@ func (x *AttachResponse) String() string {
 func (*AttachResponse) ProtoMessage() {}
 
 func (x *AttachResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_session_proto_msgTypes[9]
+	mi := &file_headlease_v1_session_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -651,7 +714,7 @@ func (x *AttachResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachResponse.ProtoReflect.Descriptor instead.
 func (*AttachResponse) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_session_proto_rawDescGZIP(), []int{9}
+	return file_headlease_v1_session_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *AttachResponse) GetTerm() uint64 {
@@ -731,6 +794,15 @@ func (x *AttachResponse) GetPong() *Pong {
 	return nil
 }
 
+func (x *AttachResponse) GetBatch() *AttachResponses {
+	if x != nil {
+		if x, ok := x.Kind.(*AttachResponse_Batch); ok {
+			return x.Batch
+		}
+	}
+	return nil
+}
+
 type isAttachResponse_Kind interface {
 	isAttachResponse_Kind()
 }
@@ -763,6 +835,11 @@ type AttachResponse_Pong struct {
 	Pong *Pong `protobuf:"bytes,8,opt,name=pong,proto3,oneof"`
 }
 
+type AttachResponse_Batch struct {
+	// To clients that send batches. The batch itself is of no term.
+	Batch *AttachResponses `protobuf:"bytes,9,opt,name=batch,proto3,oneof"`
+}
+
 func (*AttachResponse_Ack) isAttachResponse_Kind() {}
 
 func (*AttachResponse_Push) isAttachResponse_Kind() {}
@@ -776,6 +853,54 @@ func (*AttachResponse_Ended) isAttachResponse_Kind() {}
 func (*AttachResponse_Failed) isAttachResponse_Kind() {}
 
 func (*AttachResponse_Pong) isAttachResponse_Kind() {}
+
+func (*AttachResponse_Batch) isAttachResponse_Kind() {}
+
+// AttachResponses are in the order in which they were decided; none of them is a
+// batch.
+type AttachResponses struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Responses     []*AttachResponse      `protobuf:"bytes,1,rep,name=responses,proto3" json:"responses,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AttachResponses) Reset() {
+	*x = AttachResponses{}
+	mi := &file_headlease_v1_session_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AttachResponses) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AttachResponses) ProtoMessage() {}
+
+func (x *AttachResponses) ProtoReflect() protoreflect.Message {
+	mi := &file_headlease_v1_session_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AttachResponses.ProtoReflect.Descriptor instead.
+func (*AttachResponses) Descriptor() ([]byte, []int) {
+	return file_headlease_v1_session_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *AttachResponses) GetResponses() []*AttachResponse {
+	if x != nil {
+		return x.Responses
+	}
+	return nil
+}
 
 // Held names a token as held. Validity reaches only named tokens.
 type Held struct {
@@ -793,7 +918,7 @@ type Held struct {
 
 func (x *Held) Reset() {
 	*x = Held{}
-	mi := &file_headlease_v1_session_proto_msgTypes[10]
+	mi := &file_headlease_v1_session_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -805,7 +930,7 @@ func (x *Held) String() string {
 func (*Held) ProtoMessage() {}
 
 func (x *Held) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_session_proto_msgTypes[10]
+	mi := &file_headlease_v1_session_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -818,7 +943,7 @@ func (x *Held) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Held.ProtoReflect.Descriptor instead.
 func (*Held) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_session_proto_rawDescGZIP(), []int{10}
+	return file_headlease_v1_session_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Held) GetResource() string {
@@ -861,7 +986,7 @@ type PartitionEnd struct {
 
 func (x *PartitionEnd) Reset() {
 	*x = PartitionEnd{}
-	mi := &file_headlease_v1_session_proto_msgTypes[11]
+	mi := &file_headlease_v1_session_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -873,7 +998,7 @@ func (x *PartitionEnd) String() string {
 func (*PartitionEnd) ProtoMessage() {}
 
 func (x *PartitionEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_session_proto_msgTypes[11]
+	mi := &file_headlease_v1_session_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -886,7 +1011,7 @@ func (x *PartitionEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PartitionEnd.ProtoReflect.Descriptor instead.
 func (*PartitionEnd) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_session_proto_rawDescGZIP(), []int{11}
+	return file_headlease_v1_session_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *PartitionEnd) GetPartition() string {
@@ -928,7 +1053,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_headlease_v1_session_proto_msgTypes[12]
+	mi := &file_headlease_v1_session_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -940,7 +1065,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_session_proto_msgTypes[12]
+	mi := &file_headlease_v1_session_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -953,7 +1078,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_session_proto_rawDescGZIP(), []int{12}
+	return file_headlease_v1_session_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Ack) GetSessionId() string {
@@ -1014,7 +1139,7 @@ type PartitionPush struct {
 
 func (x *PartitionPush) Reset() {
 	*x = PartitionPush{}
-	mi := &file_headlease_v1_session_proto_msgTypes[13]
+	mi := &file_headlease_v1_session_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1026,7 +1151,7 @@ func (x *PartitionPush) String() string {
 func (*PartitionPush) ProtoMessage() {}
 
 func (x *PartitionPush) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_session_proto_msgTypes[13]
+	mi := &file_headlease_v1_session_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1039,7 +1164,7 @@ func (x *PartitionPush) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PartitionPush.ProtoReflect.Descriptor instead.
 func (*PartitionPush) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_session_proto_rawDescGZIP(), []int{13}
+	return file_headlease_v1_session_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *PartitionPush) GetPartitions() []*PartitionEnd {
@@ -1062,7 +1187,7 @@ type Grant struct {
 
 func (x *Grant) Reset() {
 	*x = Grant{}
-	mi := &file_headlease_v1_session_proto_msgTypes[14]
+	mi := &file_headlease_v1_session_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1074,7 +1199,7 @@ func (x *Grant) String() string {
 func (*Grant) ProtoMessage() {}
 
 func (x *Grant) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_session_proto_msgTypes[14]
+	mi := &file_headlease_v1_session_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1087,7 +1212,7 @@ func (x *Grant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Grant.ProtoReflect.Descriptor instead.
 func (*Grant) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_session_proto_rawDescGZIP(), []int{14}
+	return file_headlease_v1_session_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Grant) GetSessionId() string {
@@ -1133,7 +1258,7 @@ type Withdrawal struct {
 
 func (x *Withdrawal) Reset() {
 	*x = Withdrawal{}
-	mi := &file_headlease_v1_session_proto_msgTypes[15]
+	mi := &file_headlease_v1_session_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1145,7 +1270,7 @@ func (x *Withdrawal) String() string {
 func (*Withdrawal) ProtoMessage() {}
 
 func (x *Withdrawal) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_session_proto_msgTypes[15]
+	mi := &file_headlease_v1_session_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1158,7 +1283,7 @@ func (x *Withdrawal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Withdrawal.ProtoReflect.Descriptor instead.
 func (*Withdrawal) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_session_proto_rawDescGZIP(), []int{15}
+	return file_headlease_v1_session_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Withdrawal) GetSessionId() string {
@@ -1206,7 +1331,7 @@ type SessionEnded struct {
 
 func (x *SessionEnded) Reset() {
 	*x = SessionEnded{}
-	mi := &file_headlease_v1_session_proto_msgTypes[16]
+	mi := &file_headlease_v1_session_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1218,7 +1343,7 @@ func (x *SessionEnded) String() string {
 func (*SessionEnded) ProtoMessage() {}
 
 func (x *SessionEnded) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_session_proto_msgTypes[16]
+	mi := &file_headlease_v1_session_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1231,7 +1356,7 @@ func (x *SessionEnded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionEnded.ProtoReflect.Descriptor instead.
 func (*SessionEnded) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_session_proto_rawDescGZIP(), []int{16}
+	return file_headlease_v1_session_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *SessionEnded) GetSessionId() string {
@@ -1260,7 +1385,7 @@ type RequestFailed struct {
 
 func (x *RequestFailed) Reset() {
 	*x = RequestFailed{}
-	mi := &file_headlease_v1_session_proto_msgTypes[17]
+	mi := &file_headlease_v1_session_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1272,7 +1397,7 @@ func (x *RequestFailed) String() string {
 func (*RequestFailed) ProtoMessage() {}
 
 func (x *RequestFailed) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_session_proto_msgTypes[17]
+	mi := &file_headlease_v1_session_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1285,7 +1410,7 @@ func (x *RequestFailed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestFailed.ProtoReflect.Descriptor instead.
 func (*RequestFailed) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_session_proto_rawDescGZIP(), []int{17}
+	return file_headlease_v1_session_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *RequestFailed) GetSessionId() string {
@@ -1330,12 +1455,15 @@ const file_headlease_v1_session_proto_rawDesc = "" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x16\n" +
 	"\x06secret\x18\x02 \x01(\fR\x06secret\"\x16\n" +
-	"\x14CloseSessionResponse\"\xaa\x01\n" +
+	"\x14CloseSessionResponse\"\xe0\x01\n" +
 	"\rAttachRequest\x127\n" +
 	"\tkeepalive\x18\x01 \x01(\v2\x17.headlease.v1.KeepaliveH\x00R\tkeepalive\x12.\n" +
 	"\x06detach\x18\x02 \x01(\v2\x14.headlease.v1.DetachH\x00R\x06detach\x12(\n" +
-	"\x04ping\x18\x03 \x01(\v2\x12.headlease.v1.PingH\x00R\x04pingB\x06\n" +
-	"\x04kind\"\"\n" +
+	"\x04ping\x18\x03 \x01(\v2\x12.headlease.v1.PingH\x00R\x04ping\x124\n" +
+	"\x05batch\x18\x04 \x01(\v2\x1c.headlease.v1.AttachRequestsH\x00R\x05batchB\x06\n" +
+	"\x04kind\"I\n" +
+	"\x0eAttachRequests\x127\n" +
+	"\brequests\x18\x01 \x03(\v2\x1b.headlease.v1.AttachRequestR\brequests\"\"\n" +
 	"\x04Ping\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\"\"\n" +
 	"\x04Pong\x12\x1a\n" +
@@ -1350,7 +1478,7 @@ const file_headlease_v1_session_proto_rawDesc = "" +
 	"\x13lowest_open_request\x18\x05 \x01(\x04R\x11lowestOpenRequest\"'\n" +
 	"\x06Detach\x12\x1d\n" +
 	"\n" +
-	"session_id\x18\x01 \x01(\tR\tsessionId\"\x84\x03\n" +
+	"session_id\x18\x01 \x01(\tR\tsessionId\"\xbb\x03\n" +
 	"\x0eAttachResponse\x12\x12\n" +
 	"\x04term\x18\x01 \x01(\x04R\x04term\x12%\n" +
 	"\x03ack\x18\x02 \x01(\v2\x11.headlease.v1.AckH\x00R\x03ack\x121\n" +
@@ -1361,8 +1489,11 @@ const file_headlease_v1_session_proto_rawDesc = "" +
 	"withdrawal\x122\n" +
 	"\x05ended\x18\x06 \x01(\v2\x1a.headlease.v1.SessionEndedH\x00R\x05ended\x125\n" +
 	"\x06failed\x18\a \x01(\v2\x1b.headlease.v1.RequestFailedH\x00R\x06failed\x12(\n" +
-	"\x04pong\x18\b \x01(\v2\x12.headlease.v1.PongH\x00R\x04pongB\x06\n" +
-	"\x04kind\"l\n" +
+	"\x04pong\x18\b \x01(\v2\x12.headlease.v1.PongH\x00R\x04pong\x125\n" +
+	"\x05batch\x18\t \x01(\v2\x1d.headlease.v1.AttachResponsesH\x00R\x05batchB\x06\n" +
+	"\x04kind\"M\n" +
+	"\x0fAttachResponses\x12:\n" +
+	"\tresponses\x18\x01 \x03(\v2\x1c.headlease.v1.AttachResponseR\tresponses\"l\n" +
 	"\x04Held\x12\x1a\n" +
 	"\bresource\x18\x01 \x01(\tR\bresource\x12\x14\n" +
 	"\x05token\x18\x02 \x01(\x04R\x05token\x12\x1c\n" +
@@ -1437,7 +1568,7 @@ func file_headlease_v1_session_proto_rawDescGZIP() []byte {
 }
 
 var file_headlease_v1_session_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_headlease_v1_session_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_headlease_v1_session_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_headlease_v1_session_proto_goTypes = []any{
 	(WithdrawalReason)(0),        // 0: headlease.v1.WithdrawalReason
 	(*OpenSessionRequest)(nil),   // 1: headlease.v1.OpenSessionRequest
@@ -1445,52 +1576,58 @@ var file_headlease_v1_session_proto_goTypes = []any{
 	(*CloseSessionRequest)(nil),  // 3: headlease.v1.CloseSessionRequest
 	(*CloseSessionResponse)(nil), // 4: headlease.v1.CloseSessionResponse
 	(*AttachRequest)(nil),        // 5: headlease.v1.AttachRequest
-	(*Ping)(nil),                 // 6: headlease.v1.Ping
-	(*Pong)(nil),                 // 7: headlease.v1.Pong
-	(*Keepalive)(nil),            // 8: headlease.v1.Keepalive
-	(*Detach)(nil),               // 9: headlease.v1.Detach
-	(*AttachResponse)(nil),       // 10: headlease.v1.AttachResponse
-	(*Held)(nil),                 // 11: headlease.v1.Held
-	(*PartitionEnd)(nil),         // 12: headlease.v1.PartitionEnd
-	(*Ack)(nil),                  // 13: headlease.v1.Ack
-	(*PartitionPush)(nil),        // 14: headlease.v1.PartitionPush
-	(*Grant)(nil),                // 15: headlease.v1.Grant
-	(*Withdrawal)(nil),           // 16: headlease.v1.Withdrawal
-	(*SessionEnded)(nil),         // 17: headlease.v1.SessionEnded
-	(*RequestFailed)(nil),        // 18: headlease.v1.RequestFailed
-	nil,                          // 19: headlease.v1.OpenSessionRequest.LabelsEntry
-	(*ErrorDetail)(nil),          // 20: headlease.v1.ErrorDetail
+	(*AttachRequests)(nil),       // 6: headlease.v1.AttachRequests
+	(*Ping)(nil),                 // 7: headlease.v1.Ping
+	(*Pong)(nil),                 // 8: headlease.v1.Pong
+	(*Keepalive)(nil),            // 9: headlease.v1.Keepalive
+	(*Detach)(nil),               // 10: headlease.v1.Detach
+	(*AttachResponse)(nil),       // 11: headlease.v1.AttachResponse
+	(*AttachResponses)(nil),      // 12: headlease.v1.AttachResponses
+	(*Held)(nil),                 // 13: headlease.v1.Held
+	(*PartitionEnd)(nil),         // 14: headlease.v1.PartitionEnd
+	(*Ack)(nil),                  // 15: headlease.v1.Ack
+	(*PartitionPush)(nil),        // 16: headlease.v1.PartitionPush
+	(*Grant)(nil),                // 17: headlease.v1.Grant
+	(*Withdrawal)(nil),           // 18: headlease.v1.Withdrawal
+	(*SessionEnded)(nil),         // 19: headlease.v1.SessionEnded
+	(*RequestFailed)(nil),        // 20: headlease.v1.RequestFailed
+	nil,                          // 21: headlease.v1.OpenSessionRequest.LabelsEntry
+	(*ErrorDetail)(nil),          // 22: headlease.v1.ErrorDetail
 }
 var file_headlease_v1_session_proto_depIdxs = []int32{
-	19, // 0: headlease.v1.OpenSessionRequest.labels:type_name -> headlease.v1.OpenSessionRequest.LabelsEntry
-	8,  // 1: headlease.v1.AttachRequest.keepalive:type_name -> headlease.v1.Keepalive
-	9,  // 2: headlease.v1.AttachRequest.detach:type_name -> headlease.v1.Detach
-	6,  // 3: headlease.v1.AttachRequest.ping:type_name -> headlease.v1.Ping
-	13, // 4: headlease.v1.AttachResponse.ack:type_name -> headlease.v1.Ack
-	14, // 5: headlease.v1.AttachResponse.push:type_name -> headlease.v1.PartitionPush
-	15, // 6: headlease.v1.AttachResponse.grant:type_name -> headlease.v1.Grant
-	16, // 7: headlease.v1.AttachResponse.withdrawal:type_name -> headlease.v1.Withdrawal
-	17, // 8: headlease.v1.AttachResponse.ended:type_name -> headlease.v1.SessionEnded
-	18, // 9: headlease.v1.AttachResponse.failed:type_name -> headlease.v1.RequestFailed
-	7,  // 10: headlease.v1.AttachResponse.pong:type_name -> headlease.v1.Pong
-	11, // 11: headlease.v1.Ack.held:type_name -> headlease.v1.Held
-	12, // 12: headlease.v1.Ack.partitions:type_name -> headlease.v1.PartitionEnd
-	12, // 13: headlease.v1.PartitionPush.partitions:type_name -> headlease.v1.PartitionEnd
-	11, // 14: headlease.v1.Grant.held:type_name -> headlease.v1.Held
-	12, // 15: headlease.v1.Grant.partition:type_name -> headlease.v1.PartitionEnd
-	0,  // 16: headlease.v1.Withdrawal.reason:type_name -> headlease.v1.WithdrawalReason
-	20, // 17: headlease.v1.RequestFailed.error:type_name -> headlease.v1.ErrorDetail
-	1,  // 18: headlease.v1.SessionService.OpenSession:input_type -> headlease.v1.OpenSessionRequest
-	5,  // 19: headlease.v1.SessionService.Attach:input_type -> headlease.v1.AttachRequest
-	3,  // 20: headlease.v1.SessionService.CloseSession:input_type -> headlease.v1.CloseSessionRequest
-	2,  // 21: headlease.v1.SessionService.OpenSession:output_type -> headlease.v1.OpenSessionResponse
-	10, // 22: headlease.v1.SessionService.Attach:output_type -> headlease.v1.AttachResponse
-	4,  // 23: headlease.v1.SessionService.CloseSession:output_type -> headlease.v1.CloseSessionResponse
-	21, // [21:24] is the sub-list for method output_type
-	18, // [18:21] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	21, // 0: headlease.v1.OpenSessionRequest.labels:type_name -> headlease.v1.OpenSessionRequest.LabelsEntry
+	9,  // 1: headlease.v1.AttachRequest.keepalive:type_name -> headlease.v1.Keepalive
+	10, // 2: headlease.v1.AttachRequest.detach:type_name -> headlease.v1.Detach
+	7,  // 3: headlease.v1.AttachRequest.ping:type_name -> headlease.v1.Ping
+	6,  // 4: headlease.v1.AttachRequest.batch:type_name -> headlease.v1.AttachRequests
+	5,  // 5: headlease.v1.AttachRequests.requests:type_name -> headlease.v1.AttachRequest
+	15, // 6: headlease.v1.AttachResponse.ack:type_name -> headlease.v1.Ack
+	16, // 7: headlease.v1.AttachResponse.push:type_name -> headlease.v1.PartitionPush
+	17, // 8: headlease.v1.AttachResponse.grant:type_name -> headlease.v1.Grant
+	18, // 9: headlease.v1.AttachResponse.withdrawal:type_name -> headlease.v1.Withdrawal
+	19, // 10: headlease.v1.AttachResponse.ended:type_name -> headlease.v1.SessionEnded
+	20, // 11: headlease.v1.AttachResponse.failed:type_name -> headlease.v1.RequestFailed
+	8,  // 12: headlease.v1.AttachResponse.pong:type_name -> headlease.v1.Pong
+	12, // 13: headlease.v1.AttachResponse.batch:type_name -> headlease.v1.AttachResponses
+	11, // 14: headlease.v1.AttachResponses.responses:type_name -> headlease.v1.AttachResponse
+	13, // 15: headlease.v1.Ack.held:type_name -> headlease.v1.Held
+	14, // 16: headlease.v1.Ack.partitions:type_name -> headlease.v1.PartitionEnd
+	14, // 17: headlease.v1.PartitionPush.partitions:type_name -> headlease.v1.PartitionEnd
+	13, // 18: headlease.v1.Grant.held:type_name -> headlease.v1.Held
+	14, // 19: headlease.v1.Grant.partition:type_name -> headlease.v1.PartitionEnd
+	0,  // 20: headlease.v1.Withdrawal.reason:type_name -> headlease.v1.WithdrawalReason
+	22, // 21: headlease.v1.RequestFailed.error:type_name -> headlease.v1.ErrorDetail
+	1,  // 22: headlease.v1.SessionService.OpenSession:input_type -> headlease.v1.OpenSessionRequest
+	5,  // 23: headlease.v1.SessionService.Attach:input_type -> headlease.v1.AttachRequest
+	3,  // 24: headlease.v1.SessionService.CloseSession:input_type -> headlease.v1.CloseSessionRequest
+	2,  // 25: headlease.v1.SessionService.OpenSession:output_type -> headlease.v1.OpenSessionResponse
+	11, // 26: headlease.v1.SessionService.Attach:output_type -> headlease.v1.AttachResponse
+	4,  // 27: headlease.v1.SessionService.CloseSession:output_type -> headlease.v1.CloseSessionResponse
+	25, // [25:28] is the sub-list for method output_type
+	22, // [22:25] is the sub-list for method input_type
+	22, // [22:22] is the sub-list for extension type_name
+	22, // [22:22] is the sub-list for extension extendee
+	0,  // [0:22] is the sub-list for field type_name
 }
 
 func init() { file_headlease_v1_session_proto_init() }
@@ -1503,8 +1640,9 @@ func file_headlease_v1_session_proto_init() {
 		(*AttachRequest_Keepalive)(nil),
 		(*AttachRequest_Detach)(nil),
 		(*AttachRequest_Ping)(nil),
+		(*AttachRequest_Batch)(nil),
 	}
-	file_headlease_v1_session_proto_msgTypes[9].OneofWrappers = []any{
+	file_headlease_v1_session_proto_msgTypes[10].OneofWrappers = []any{
 		(*AttachResponse_Ack)(nil),
 		(*AttachResponse_Push)(nil),
 		(*AttachResponse_Grant)(nil),
@@ -1512,6 +1650,7 @@ func file_headlease_v1_session_proto_init() {
 		(*AttachResponse_Ended)(nil),
 		(*AttachResponse_Failed)(nil),
 		(*AttachResponse_Pong)(nil),
+		(*AttachResponse_Batch)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1519,7 +1658,7 @@ func file_headlease_v1_session_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_headlease_v1_session_proto_rawDesc), len(file_headlease_v1_session_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   19,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
