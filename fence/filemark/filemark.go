@@ -17,21 +17,18 @@
 package filemark
 
 import (
-	"context"
 	"errors"
-	"fmt"
 	"log/slog"
-	"sync"
 
-	"github.com/headlease/headlease/fence"
+	"github.com/headlease/headlease/fence/inprocess"
 )
 
 // MaxResource bounds a resource's name, in bytes.
-const MaxResource = 1024
+const MaxResource = inprocess.MaxResource
 
 // ErrClosed is returned once Close was called, and is the cancellation cause
 // of the effects that Close found running.
-var ErrClosed = errors.New("guard is closed")
+var ErrClosed = inprocess.ErrClosed
 
 // Options of a guard.
 type Options struct {
@@ -60,23 +57,10 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Guard is safe for concurrent use.
+// Guard is an inprocess.Guard whose marks are in the journal. It is safe for concurrent use.
 type Guard struct {
-	opts Options
-
-	// mu guards all below. It is held over the fsync of a new mark, so that
-	// nobody is admitted on a mark that may be lost; never over an effect.
-	mu      sync.Mutex
+	*inprocess.Guard
 	journal *journal
-	running map[string]map[*effect]struct{}
-	closed  bool
-}
-
-// effect is a call of Do whose function has not returned.
-type effect struct {
-	token  fence.Token
-	cancel context.CancelCauseFunc
-	done   chan struct{}
 }
 
 // Open reads the journal in the options' directory, or begins one. It fails
@@ -94,180 +78,13 @@ func Open(opts Options) (*Guard, error) {
 	if opts.UnguardedForDrill {
 		opts.Logger.Warn("the guard is off: late writes are not refused; for drills only", "dir", opts.Dir)
 	}
-	return &Guard{opts: opts, journal: j, running: map[string]map[*effect]struct{}{}}, nil
-}
-
-// Mark returns the highest token seen of a resource; 0 if nobody claimed it.
-func (g *Guard) Mark(resource string) fence.Token {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.journal.marks[resource]
-}
-
-// Claim raises the resource's mark to the token and then waits until no effect
-// of a lower token is running, having cancelled them: after a nil return the
-// new holder reads a state that no earlier holder changes any more [F15]. It is
-// repeatable. A holder calls it once before its first read, and only while
-// lease.Valid().
-//
-// It fails with a *fence.StaleError if a higher token was seen. If ctx ends
-// while lower effects are running the mark stays raised; claim again.
-func (g *Guard) Claim(ctx context.Context, resource string, token fence.Token) error {
-	if err := check(ctx, resource, token); err != nil {
-		return err
-	}
-	g.mu.Lock()
-	lower, err := g.raise(resource, token)
-	g.mu.Unlock()
-	if err != nil {
-		return err
-	}
-	if err := wait(ctx, lower); err != nil {
-		return fmt.Errorf("claim of %s: the mark is raised to %s, but an effect of a lower token is still running: %w", resource, token, err)
-	}
-	return nil
-}
-
-// Do runs the effect if the token is not below the resource's mark, and
-// returns its error. A higher token raises the mark first and waits for lower
-// effects as Claim does. The effect's ctx is cancelled, with a
-// *fence.StaleError as cause, as soon as a higher token arrives, which then
-// waits for the effect's return; effects of one token run side by side.
-//
-// It fails with a *fence.StaleError below the mark and with a
-// *fence.UnclaimedError without one, the effect not run.
-func (g *Guard) Do(ctx context.Context, resource string, token fence.Token, run func(context.Context) error) error {
-	if err := check(ctx, resource, token); err != nil {
-		return err
-	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	e := &effect{token: token, cancel: cancel, done: make(chan struct{})}
-	for {
-		lower, err := g.admit(resource, e)
-		if err != nil {
-			return err
-		}
-		if len(lower) == 0 {
-			break
-		}
-		// While this waits a still higher token may come: asked again.
-		if err := wait(ctx, lower); err != nil {
-			return fmt.Errorf("write to %s: an effect of a lower token is still running: %w", resource, err)
-		}
-	}
-	defer g.leave(resource, e)
-	return run(ctx)
+	return &Guard{inprocess.New(inprocess.Options{Marks: j, UnguardedForDrill: opts.UnguardedForDrill}), j}, nil
 }
 
 // Close cancels running effects, waits for them and gives the directory free.
 func (g *Guard) Close() error {
-	g.mu.Lock()
-	if g.closed {
-		g.mu.Unlock()
+	if !g.Guard.Close() {
 		return nil
 	}
-	g.closed = true
-	var all []*effect
-	for _, effects := range g.running {
-		for e := range effects {
-			e.cancel(ErrClosed)
-			all = append(all, e)
-		}
-	}
-	g.mu.Unlock()
-	for _, e := range all {
-		<-e.done
-	}
 	return g.journal.close()
-}
-
-func check(ctx context.Context, resource string, token fence.Token) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	if resource == "" || len(resource) > MaxResource {
-		return fmt.Errorf("resource of a guarded write: has %d bytes; 1 to %d are allowed", len(resource), MaxResource)
-	}
-	if _, err := fence.TokenOf(uint64(token)); err != nil {
-		return fmt.Errorf("token of a guarded write to %s: %w", resource, err)
-	}
-	return nil
-}
-
-// raise makes the token the resource's mark unless it is already, and returns
-// the effects of lower tokens, cancelled. Called under mu.
-func (g *Guard) raise(resource string, token fence.Token) ([]*effect, error) {
-	if g.closed {
-		return nil, ErrClosed
-	}
-	if g.journal.broken != nil {
-		return nil, g.journal.broken
-	}
-	mark := g.journal.marks[resource]
-	if token < mark {
-		return nil, &fence.StaleError{Resource: resource, Seen: mark, Given: token}
-	}
-	if token > mark {
-		if err := g.journal.raise(resource, token); err != nil {
-			return nil, err
-		}
-	}
-	if g.opts.UnguardedForDrill {
-		return nil, nil
-	}
-	var lower []*effect
-	for e := range g.running[resource] {
-		if e.token < token {
-			e.cancel(&fence.StaleError{Resource: resource, Seen: token, Given: e.token})
-			lower = append(lower, e)
-		}
-	}
-	return lower, nil
-}
-
-// admit registers the effect if it may run now; otherwise it returns the lower
-// ones to wait for.
-func (g *Guard) admit(resource string, e *effect) ([]*effect, error) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.closed {
-		return nil, ErrClosed
-	}
-	mark, off := g.journal.marks[resource], g.opts.UnguardedForDrill
-	if mark == 0 && !off {
-		return nil, &fence.UnclaimedError{Resource: resource}
-	}
-	if e.token >= mark || !off {
-		lower, err := g.raise(resource, e.token)
-		if err != nil || len(lower) > 0 {
-			return lower, err
-		}
-	}
-	if g.running[resource] == nil {
-		g.running[resource] = map[*effect]struct{}{}
-	}
-	g.running[resource][e] = struct{}{}
-	return nil, nil
-}
-
-func (g *Guard) leave(resource string, e *effect) {
-	g.mu.Lock()
-	delete(g.running[resource], e)
-	if len(g.running[resource]) == 0 {
-		delete(g.running, resource)
-	}
-	g.mu.Unlock()
-	close(e.done)
-}
-
-func wait(ctx context.Context, effects []*effect) error {
-	for _, e := range effects {
-		select {
-		case <-e.done:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
-	return nil
 }

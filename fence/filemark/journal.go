@@ -112,9 +112,15 @@ func (j *journal) rewrite() error {
 	return err
 }
 
-// raise makes a higher mark durable. After a failure it refuses everything:
+// Mark of a resource; 0: there is none.
+func (j *journal) Mark(resource string) fence.Token { return j.marks[resource] }
+
+// Usable returns the failure after which what is on disk is unknown.
+func (j *journal) Usable() error { return j.broken }
+
+// Raise makes a higher mark durable. After a failure it refuses everything:
 // what is on disk is then unknown until the journal is opened again.
-func (j *journal) raise(resource string, token fence.Token) error {
+func (j *journal) Raise(resource string, token fence.Token) error {
 	if j.broken != nil {
 		return j.broken
 	}
