@@ -24,7 +24,7 @@ HISTORIES := ./region/histories
 SIMULATION := ./internal/simulation
 OTHERS = $(filter-out $(shell go list $(PROCESSES) $(HISTORIES) $(SIMULATION)),$(shell go list ./...))
 
-.PHONY: bench-peers build test unit simulation sim soak-sim mutants-sim histories soak-histories mutants processes race verify fmt vet lint proto tidy hygiene generate fuzz-short explore spec bench demo drills scale soak clean help
+.PHONY: bench-peers build test unit simulation sim soak-sim mutants-sim histories soak-histories mutants processes race verify fmt vet lint proto tidy hygiene generate fuzz-short explore spec bench demo drills scale scale-numbers soak clean help
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -130,6 +130,9 @@ drills: build ## the short set of drills (SHORT_DRILLS), one after the other
 
 scale: ## 20,000 sessions in processes of their own outlive a killed leader, a rolling restart (PAUSE 4s after each server), a redeployment
 	go test -count=1 -v -timeout 20m -run TestManySessions ./internal/e2e -scale.sessions $(or $(SESSIONS),20000) -scale.pause $(or $(PAUSE),4s)
+
+scale-numbers: ## what 50 regions, 10,000 partitions and 1,000,000 sessions send and cost, from real messages and the shipped code
+	go test -count=1 -v ./internal/simulation -run TestScale -scale
 
 soak: build ## region losses over and over, RUNS (10) times; prints the failover time of each
 	@for i in $$(seq $(or $(RUNS),10)); do bin/headlease drill run region-loss --json || exit 1; done

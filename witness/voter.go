@@ -68,6 +68,8 @@ type voter struct {
 	store         durable
 	self          identity
 	configuration *pb.ClusterConfiguration
+	// known are the configuration's partitions.
+	known map[string]bool
 	// configRegister decides on the version after configuration.
 	configRegister config.Register
 	registers      map[string]register.Register
@@ -122,6 +124,10 @@ func (v *voter) leave() { <-v.turn }
 // setConfiguration installs c and tells who follows it.
 func (v *voter) setConfiguration(c *pb.ClusterConfiguration) {
 	v.configuration = c
+	v.known = make(map[string]bool, len(c.GetPartitions()))
+	for _, p := range c.GetPartitions() {
+		v.known[p.GetName()] = true
+	}
 	if c != nil {
 		v.metrics.configured.Set(1)
 		v.configured(c)
@@ -343,9 +349,7 @@ func (v *voter) commit(changes map[string]register.Change) error {
 	return nil
 }
 
-func (v *voter) knows(partition string) bool {
-	return slices.ContainsFunc(v.configuration.GetPartitions(), func(p *pb.PartitionSpec) bool { return p.GetName() == partition })
-}
+func (v *voter) knows(partition string) bool { return v.known[partition] }
 
 // describe tells what the voter is and knows.
 func (v *voter) describe(ctx context.Context) (*pb.DescribeVoterResponse, error) {

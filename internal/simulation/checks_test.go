@@ -200,7 +200,7 @@ func (w *world) roundTrip() time.Duration {
 
 // checkOwners is I7: nothing has changed for as long as it takes.
 func (w *world) checkOwners(generation uint32) {
-	if generation != w.generation || w.changing {
+	if generation != w.generation || w.changing > 0 {
 		return
 	}
 	for i, p := range w.parts {

@@ -404,7 +404,8 @@ func (w *world) pauseVM(ld *leader, lasts time.Duration) {
 		}
 	}
 	w.upsetting()
-	if lasts > 150*time.Millisecond {
+	// Its group elects another one, unless all of its machines stand still.
+	if lasts > 150*time.Millisecond && w.chance(50) {
 		w.after(w.between(150*time.Millisecond, 600*time.Millisecond), func() {
 			if ld.leads() && ld.region.works() {
 				w.elect(ld.region)

@@ -31,10 +31,10 @@ const maxWitnesses = 12
 // operate begins a change of the configuration: a wiped witness's replacement
 // if there is one, else one of the others.
 func (w *world) operate() {
-	if w.changing {
+	if w.changing == 2 { // two at once may compete
 		return
 	}
-	w.changing = true
+	w.changing++
 	o := &operator{w: w, at: w.rnd.IntN(len(w.sites)), proposer: fmt.Sprintf("run-%d", w.incarnation())}
 	o.goal = o.choose()
 	w.after(0, o.begin)
@@ -84,7 +84,7 @@ func (o *operator) choose() reconfigure.Goal {
 }
 
 func (o *operator) end() {
-	o.w.changing = false
+	o.w.changing--
 	o.w.upsetting()
 }
 

@@ -66,8 +66,8 @@ type world struct {
 	confs  map[uint64]*configuration
 	newest *configuration
 	free   []*message
-	// changing says that a change of the configuration is under way.
-	changing bool
+	// changing counts the changes of the configuration under way.
+	changing int
 	lastInc  register.Incarnation
 	clients  *clients
 
