@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -159,7 +160,63 @@ func openRig(ctx context.Context, dir string, s plan.Scenario, o Options, log *s
 		return r, err
 	}
 	o.progress("ready and settled after %.1f s", time.Since(began).Seconds())
+	if o.Running != nil {
+		return r, r.blast(ctx, s)
+	}
 	return r, nil
+}
+
+// blast tells what a drill of a running cluster will break, before it does.
+func (r *rig) blast(ctx context.Context, s plan.Scenario) error {
+	v := r.admin.Look(ctx)
+	r.o.progress("this drill breaks the running cluster %s:", r.file().Cluster)
+	for _, x := range v.Regions {
+		r.o.progress("  region %s serves %d sessions with %d leases and %d waiters", x.Name, x.Status.GetSessions(), x.Status.GetLeases(), x.Status.GetWaiters())
+	}
+	w := world{file: r.file(), owners: map[string]string{}, leaders: map[string]string{}, pick: func(int) int { return 0 }}
+	for _, o := range v.Owners(r.file()) {
+		w.owners[o.Partition] = o.Region
+		r.o.progress("  partition %s is held by %s with epoch %d", o.Partition, o.Region, o.Epoch)
+	}
+	for _, name := range r.file().RegionNames() {
+		w.leaders[name] = r.watch.leader(name)
+	}
+	for i, st := range s.Steps {
+		whom, err := w.whom(st)
+		if err != nil {
+			return fmt.Errorf("step %d (%s): %w", i+1, st.Title(), err)
+		}
+		r.o.progress("  step %d, at %v: %s%s", i+1, st.At, st.Title(), whom)
+	}
+	return nil
+}
+
+// whom says whom a step concerns as things are now.
+func (w world) whom(s plan.Step) (string, error) {
+	var names []string
+	switch {
+	case s.Links():
+		links, err := w.links(s)
+		if err != nil {
+			return "", err
+		}
+		for _, l := range links {
+			for _, name := range []string{l.from.name, l.to.name} {
+				if !slices.Contains(names, name) {
+					names = append(names, name)
+				}
+			}
+		}
+	case s.Target.Who != plan.Nobody:
+		processes, err := w.processes(s.Target)
+		if err != nil {
+			return "", err
+		}
+		names, _ = namesOf(processes)
+	default:
+		return "", nil
+	}
+	return fmt.Sprintf(" (now %s)", strings.Join(names, ", ")), nil
 }
 
 func (r *rig) running(c *Running) {

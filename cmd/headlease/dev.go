@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	cluster "github.com/headlease/headlease/client/admin"
+	"github.com/headlease/headlease/drill/agent"
 	"github.com/headlease/headlease/internal/clusterfile"
 	"github.com/headlease/headlease/internal/devcluster"
 	"github.com/headlease/headlease/internal/link"
@@ -147,12 +148,33 @@ func runDev(ctx context.Context, a *app, o devOptions) (err error) {
 	if err := a.printf(`cluster %s runs: %d processes, see %s
   headlease status -f %[4]s/cluster.yaml --certs %[4]s/certs
   headlease acquire -f %[4]s/cluster.yaml --certs %[4]s/certs lock/hello --hold
+  headlease drill run cable-cut -f %[4]s/cluster.yaml --certs %[4]s/certs --i-am-allowed-to-break %[1]s
 Ctrl-C stops it.
 `, c.File().Cluster, len(c.State().Processes), filepath.Join(o.dir, "dev.json"), o.dir); err != nil {
 		return err
 	}
-	<-ctx.Done()
-	return nil
+	return serveDevAgent(ctx, a, c)
+}
+
+// serveDevAgent lets drills of this machine's admin signal and start the
+// cluster's processes, until ctx ends.
+func serveDevAgent(ctx context.Context, a *app, c *devcluster.Cluster) (err error) {
+	log, err := a.logger()
+	if err != nil {
+		return err
+	}
+	// With the certificate of one of its processes: it is a server of the cluster.
+	p := c.File().Processes()[0]
+	l, err := devLinks(c.File().Cluster, c.Dir(), pki.Identity{Role: pki.Role(p.Role), Region: p.Region, Name: p.Name})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, l.Close()) }()
+	return agent.Serve(ctx, l, "127.0.0.1:0", agent.DevHost{Cluster: c}, log, func(address string) {
+		if err := c.SetAgent(&devcluster.Agent{Name: p.Name, Address: address}); err != nil {
+			log.Error("drills cannot find the agent", "error", err)
+		}
+	})
 }
 
 func newDevLogsCmd(a *app) *cobra.Command {

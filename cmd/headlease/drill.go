@@ -40,7 +40,7 @@ is a file: what is broken, when, and what must hold.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newDrillListCmd(a), newDrillShowCmd(a), newDrillValidateCmd(a), newDrillRunCmd(a), newDrillReportCmd(a), newDrillResourceCmd(a), newDrillWorkerCmd(a))
+	cmd.AddCommand(newDrillListCmd(a), newDrillShowCmd(a), newDrillValidateCmd(a), newDrillRunCmd(a), newDrillReportCmd(a), newDrillAgentCmd(a), newDrillResourceCmd(a), newDrillWorkerCmd(a))
 	return cmd
 }
 

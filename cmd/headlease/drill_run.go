@@ -30,6 +30,9 @@ type drillRun struct {
 	html, junit    string
 	results        string
 	tolerateStalls bool
+	// Of a drill of a running cluster.
+	allowed, as string
+	agents      []string
 }
 
 func newDrillRunCmd(a *app) *cobra.Command {
@@ -41,6 +44,13 @@ func newDrillRunCmd(a *app) *cobra.Command {
 it (one that is shipped, by its name, or a file), stops it, and prints what it
 found. The directory is kept when something is wrong, or with --keep.
 
+With --config it breaks a running cluster instead, whose processes were started
+with --drills, under the admin's certificate, and only if --i-am-allowed-to-break
+names that cluster. What it will break is printed first. Every fault expires by
+itself in the process that carries it; an interrupt heals all at once. Steps that
+kill, stop or restart processes need 'headlease dev' or a drill agent on each
+host (--agent); without, the drill is refused before its first step.
+
 Exit codes: 0 everything held; 1 a violation, an expectation that was broken, or
 the drill could not be played; 2 nothing was shown: what was to be broken did not
 break, a process or a time was not seen, there was too little work, or the
@@ -48,7 +58,10 @@ machine itself stalled.`,
 		Example: `  headlease drill run region-loss
   headlease drill run cable-cut --json
   headlease drill run region-isolated --html report.html --junit report.xml
-  headlease drill run ./mine.yaml --d 4s --seed 7 --keep`,
+  headlease drill run ./mine.yaml --d 4s --seed 7 --keep
+  headlease drill run cable-cut -f cluster.yaml --certs certs --as worker --i-am-allowed-to-break prod
+  headlease drill run region-loss -f cluster.yaml --certs certs --as worker --agent eu-1=10.1.0.1:7605 \\
+    --agent us-1=10.2.0.1:7605 --i-am-allowed-to-break prod`,
 		Args: usage(oneScenario),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if cmd.Flags().Changed("rtt") {
@@ -61,6 +74,13 @@ machine itself stalled.`,
 			s, err := scenario(args[0])
 			if err != nil {
 				return err
+			}
+			if cmd.Flags().Changed("config") || o.allowed != "" {
+				var closeAgents func() error
+				if o.Running, closeAgents, err = a.running(o.allowed, o.as, o.agents); err != nil {
+					return err
+				}
+				return errors.Join(runDrill(cmd.Context(), a, s, o), closeAgents())
 			}
 			return runDrill(cmd.Context(), a, s, o)
 		},
@@ -75,6 +95,9 @@ machine itself stalled.`,
 	f.DurationVar(&o.D, "d", 0, "length of head leases, 1s to 60s (default: the scenario's)")
 	f.StringVar(&o.rtt, "rtt", "default", "round trips between sites, as for 'headlease dev' (default: the scenario's)")
 	f.Uint64Var(&o.Seed, "seed", 0, "chooses locks, followers, the order of kills (default: any, and printed)")
+	f.StringVar(&o.allowed, "i-am-allowed-to-break", "", "name of the running cluster of --config, which the drill breaks")
+	f.StringVar(&o.as, "as", devcluster.DefaultClient, "name in the client certificate of the drill's workers, on a running cluster")
+	f.StringArrayVar(&o.agents, "agent", nil, "PROCESS=HOST:PORT of a drill agent of a running cluster; may be repeated")
 	f.BoolVar(&o.tolerateStalls, "tolerate-stalls", false, "exit with 0 when nothing was shown for the only reason that this machine stalled")
 	return cmd
 }

@@ -179,6 +179,14 @@ func (c *Cluster) State() State {
 	return s
 }
 
+// SetAgent writes where the drill agent is into the state.
+func (c *Cluster) SetAgent(a *Agent) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.state.Agent = a
+	return c.state.write()
+}
+
 // Process returns the process of that name as it is now.
 func (c *Cluster) Process(name string) (Process, bool) { return c.State().Process(name) }
 
@@ -372,7 +380,7 @@ func (c *Cluster) stopAll(ctx context.Context) error {
 	c.records.Wait()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.state.Supervisor = 0
+	c.state.Supervisor, c.state.Agent = 0, nil
 	return errors.Join(c.state.write(), c.lock.Close())
 }
 

@@ -20,13 +20,22 @@ type State struct {
 	Cluster string `json:"cluster"`
 	Dir     string `json:"dir"`
 	// Supervisor is the pid of the process that runs the cluster; 0: nobody.
-	Supervisor int           `json:"supervisor"`
-	Config     string        `json:"config"`
-	CA         string        `json:"ca"`
-	Admin      KeyPair       `json:"admin"`
-	Clients    []NamedKeys   `json:"clients"`
-	Processes  []Process     `json:"processes"`
-	RTT        []RTTEstimate `json:"rtt"`
+	Supervisor int         `json:"supervisor"`
+	Config     string      `json:"config"`
+	CA         string      `json:"ca"`
+	Admin      KeyPair     `json:"admin"`
+	Clients    []NamedKeys `json:"clients"`
+	// Agent is the drill agent that the supervisor serves; nil: none.
+	Agent     *Agent        `json:"agent,omitempty"`
+	Processes []Process     `json:"processes"`
+	RTT       []RTTEstimate `json:"rtt"`
+}
+
+// Agent is where a drill can signal and start the processes.
+type Agent struct {
+	// Name of the process whose certificate the agent has.
+	Name    string `json:"name"`
+	Address string `json:"address"`
 }
 
 // KeyPair is the paths of a certificate and its key.
