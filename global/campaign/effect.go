@@ -49,6 +49,9 @@ type Adopt struct {
 	Partition string
 	Epoch     fence.Epoch
 	Ballot    register.Ballot
+	// Planned: the owner before released the partition after a drain that left
+	// nothing to wait for.
+	Planned bool
 }
 
 // Drop ends an epoch and its leases, by a commit. The answer is Dropped or

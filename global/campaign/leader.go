@@ -70,6 +70,10 @@ type part struct {
 
 	// release is set from Release until the released value is chosen.
 	release *release
+	// raise: Raise was asked for and the next epoch is not adopted yet.
+	raise bool
+	// planned is Adopt's, for value.
+	planned bool
 
 	adopting bool
 	// dropping is an epoch whose Drop is proposed. It is dead from then on
@@ -128,6 +132,15 @@ func (l *Leader) resumable(p *part) bool {
 	return v.Owner == l.cfg.Self && (v.Epoch == p.own.Live || v.Epoch > p.own.Floor)
 }
 
+// ownRaise reports whether v is this region's own raise of its live epoch.
+func (l *Leader) ownRaise(p *part, v register.Value) bool {
+	return v.Reason == register.ReasonRaised && v.Owner == l.cfg.Self &&
+		p.own.Live != 0 && p.dropping == 0 && v.Epoch == p.own.Live+1
+}
+
+// raised reports whether the raise is proposed: rounds do the rest.
+func (l *Leader) raised(p *part) bool { return !p.ballot.IsZero() && l.ownRaise(p, p.value) }
+
 // releasedHere reports whether rec is a release that this region proposed.
 func (l *Leader) releasedHere(rec register.Record) bool {
 	return !rec.Accepted.IsZero() && rec.Value.Released() &&
@@ -142,9 +155,11 @@ func (l *Leader) offered(rec register.Record) bool {
 }
 
 // promotion reports whether v needs a majority of the witnesses too. An epoch
-// that is live here was chosen by a promotion before, so only its renewals and
-// resumptions are free of that.
-func (p *part) promotion(v register.Value) bool { return v.Epoch != p.own.Live }
+// that is live here was chosen by a promotion before, so only its renewals,
+// resumptions and raise are free of that.
+func (l *Leader) promotion(p *part, v register.Value) bool {
+	return v.Epoch != p.own.Live && !l.ownRaise(p, v)
+}
 
 // Tick does what is due.
 func (l *Leader) Tick(now instant.Instant) []Effect {
@@ -192,7 +207,7 @@ func (l *Leader) Adopted(now instant.Instant, partition string, epoch fence.Epoc
 	l.clock(now)
 	if i, p := l.part(partition); p != nil {
 		p.own.Live, p.own.Floor = epoch, max(p.own.Floor, epoch)
-		p.adopting = false
+		p.adopting, p.raise = false, false
 		l.settle(i)
 	}
 	return l.Tick(now)
@@ -216,7 +231,7 @@ func (l *Leader) Dropped(now instant.Instant, partition string, epoch fence.Epoc
 	l.clock(now)
 	if i, p := l.part(partition); p != nil {
 		if p.own.Live == epoch {
-			p.own.Live = 0
+			p.own.Live, p.raise = 0, false
 		}
 		p.own.Floor = max(p.own.Floor, epoch)
 		p.dropping = 0
@@ -287,9 +302,53 @@ func (l *Leader) Hurry(now instant.Instant, partition string) []Effect {
 // released.
 func (l *Leader) Release(now instant.Instant, partition, successor, reason string) []Effect {
 	l.clock(now)
-	if i, p := l.part(partition); p != nil && p.own.Live != 0 && p.release == nil && !p.value.Released() {
+	if i, p := l.part(partition); p != nil && p.own.Live != 0 && p.dropping == 0 && p.release == nil && !p.raise && !l.raised(p) && !l.releasing(p) {
 		l.leaveRun(i)
 		p.release, p.base, p.fails = &release{successor, reason}, l.now, 0
+	}
+	return l.Tick(now)
+}
+
+// KeepOn takes a Release back. It reports whether it could: not once the
+// released value is proposed, since it may be chosen at any time from then on.
+func (l *Leader) KeepOn(now instant.Instant, partition string) (effects []Effect, ok bool) {
+	l.clock(now)
+	i, p := l.part(partition)
+	if p == nil || p.own.Live == 0 || p.dropping != 0 || l.releasing(p) || l.releasedHere(p.own.Record) {
+		return l.Tick(now), false
+	}
+	if p.release != nil {
+		l.leaveRun(i)
+		p.release, p.base, p.fails = nil, l.now, 0
+		if p.blocked != 0 || !p.ballot.IsZero() && p.own.Record.Promised != p.ballot {
+			p.healAt = l.now // the Prepare may have taken voters away from the present ballot
+		}
+	}
+	return l.Tick(now), true
+}
+
+// Releasing reports whether a release of the partition is proposed, by this
+// leader or one before it, and not superseded as far as the own register knows.
+func (l *Leader) Releasing(partition string) bool {
+	_, p := l.part(partition)
+	return p != nil && (l.releasing(p) || l.releasedHere(p.own.Record))
+}
+
+// releasing reports whether a release is proposed.
+func (l *Leader) releasing(p *part) bool { return !p.ballot.IsZero() && p.value.Released() }
+
+// Raise gives the live epoch up for the next one of the same owner, before the
+// epoch's sequence numbers run out [F47]: like a Release, by a new ballot whose
+// Prepare majority shows this region as owner, once this leader has led for D.
+// The Adopt of the next epoch follows; there is no Drop, and no other region
+// comes in between. Without a live epoch, or while it is being released,
+// nothing is raised.
+func (l *Leader) Raise(now instant.Instant, partition string) []Effect {
+	l.clock(now)
+	if i, p := l.part(partition); p != nil && p.own.Live != 0 && p.own.Live < fence.MaxEpoch && p.dropping == 0 &&
+		p.release == nil && !p.raise && !l.raised(p) && !l.releasing(p) {
+		l.leaveRun(i)
+		p.raise, p.base, p.fails = true, l.now, 0
 	}
 	return l.Tick(now)
 }
@@ -418,7 +477,7 @@ func (l *Leader) dueAt(i int) instant.Instant {
 		return never
 	case !p.ballot.IsZero() && p.value.Released():
 		return never // sent again until it is chosen
-	case p.release != nil:
+	case p.release != nil, p.raise && !l.raised(p):
 		return max(p.base, l.start.Add(max(l.cfg.D, p.value.D)))
 	case p.hurry:
 		return l.now

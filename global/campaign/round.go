@@ -132,7 +132,7 @@ func (l *Leader) refused(p *part, voter int, in AcceptAnswer) {
 	}
 	p.blocked |= 1 << voter
 	switch {
-	case !l.q.reached(l.q.all&^p.blocked, p.promotion(p.value)):
+	case !l.q.reached(l.q.all&^p.blocked, l.promotion(p, p.value)):
 		l.abandon(p)
 	case p.healAt == 0:
 		p.healAt = l.now.Add(l.cfg.D/2 + l.backoff(maxFails))
@@ -159,7 +159,7 @@ func (l *Leader) countRound(r *acceptRound) {
 	for j := range r.items {
 		it := &r.items[j]
 		p := &l.parts[it.part]
-		if it.done || it.ballot != p.ballot || !l.q.reached(it.votes, p.promotion(p.value)) {
+		if it.done || it.ballot != p.ballot || !l.q.reached(it.votes, l.promotion(p, p.value)) {
 			continue
 		}
 		it.done = true
@@ -186,11 +186,11 @@ func (l *Leader) settle(i int) {
 		if p.own.Live != 0 {
 			l.drop(i)
 		}
-	case p.value.Epoch != p.own.Live && p.own.Live != 0:
+	case p.value.Epoch != p.own.Live && p.own.Live != 0 && !l.ownRaise(p, p.value):
 		l.drop(i) // a higher epoch is chosen: the live one can never be resumed
 	case p.value.Epoch != p.own.Live:
 		p.adopting = true
-		l.emit(Adopt{name, p.value.Epoch, p.ballot})
+		l.emit(Adopt{Partition: name, Epoch: p.value.Epoch, Ballot: p.ballot, Planned: p.planned})
 	case p.won > l.now && (p.held == 0 || p.won > p.heldUntil):
 		p.held, p.heldUntil = p.value.Epoch, p.won
 		l.emit(Held{name, p.held, p.heldUntil})

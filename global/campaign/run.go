@@ -99,13 +99,24 @@ func (t *tally) chosen(maj int) (register.Record, bool) {
 }
 
 // ask begins a campaign for all partitions that are due, with one dry Prepare
-// [F31 F38].
+// [F31 F38]. An owner that releases and the successor that is named go without
+// one at their first attempt: they disturb nobody, and each round trip of theirs
+// is a time in which nobody can be granted a lease.
 func (l *Leader) ask() {
-	var due []int
+	var due, sure []int
 	for i := range l.parts {
-		if l.dueAt(i) <= l.now {
+		p := &l.parts[i]
+		switch {
+		case l.dueAt(i) > l.now:
+		case p.fails == 0 && (p.release != nil || l.offered(p.own.Record) && p.own.Record.Value.Successor == l.cfg.Self.Name):
+			p.running, p.hurry = true, false
+			sure = append(sure, i)
+		default:
 			due = append(due, i)
 		}
+	}
+	if len(sure) > 0 {
+		l.reserve(sure)
 	}
 	if len(due) > 0 {
 		l.prepare(run{stage: stageDry, parts: l.tallies(due)})
@@ -173,7 +184,7 @@ func (l *Leader) judge(k int) {
 		yes := t.yes()
 		p := &l.parts[t.part]
 		switch {
-		case r.stage == stageDry && l.q.reached(yes, p.promotion(l.choose(p, t.highest()))):
+		case r.stage == stageDry && l.q.reached(yes, l.promotion(p, l.choose(p, t.highest()))):
 			if p.asks && p.release == nil {
 				again = append(again, t.part)
 			} else {
@@ -227,7 +238,7 @@ func (l *Leader) dropChosen(t *tally) {
 	if p.own.Live == 0 || p.dropping != 0 {
 		return
 	}
-	if rec, ok := t.chosen(l.q.maj); ok && (rec.Value.Owner != l.cfg.Self || rec.Value.Epoch > p.own.Live) {
+	if rec, ok := t.chosen(l.q.maj); ok && (rec.Value.Owner != l.cfg.Self || rec.Value.Epoch > p.own.Live) && !l.ownRaise(p, rec.Value) {
 		l.drop(t.part)
 	}
 }
@@ -249,11 +260,18 @@ func (l *Leader) choose(p *part, rec register.Record) register.Value {
 	if p.release != nil && (v.Owner == l.cfg.Self || l.releasedHere(rec)) && v.Epoch == p.own.Live && p.dropping == 0 {
 		return register.Value{Epoch: v.Epoch, D: l.cfg.D, Successor: p.release.successor, Reason: p.release.reason}
 	}
-	if !rec.Accepted.IsZero() && v.Owner == l.cfg.Self && v.Epoch == p.own.Live && p.dropping != v.Epoch {
+	next := register.Value{Owner: l.cfg.Self, Epoch: max(v.Epoch, p.own.Floor) + 1, D: l.cfg.D}
+	live := !rec.Accepted.IsZero() && v.Owner == l.cfg.Self && v.Epoch == p.own.Live && p.dropping != v.Epoch
+	switch {
+	case live && p.raise:
+		next.Reason = register.ReasonRaised
+	case live, l.ownRaise(p, v):
 		v.D = l.cfg.D
 		return v
+	case v.Released() && v.Successor == l.cfg.Self.Name:
+		next.Reason = register.ReasonTransferred
 	}
-	return register.Value{Owner: l.cfg.Self, Epoch: max(v.Epoch, p.own.Floor) + 1, D: l.cfg.D}
+	return next
 }
 
 // win takes the value of a partition whose Prepare majority is complete.
@@ -261,25 +279,26 @@ func (l *Leader) win(ballot register.Ballot, t *tally) bool {
 	p := &l.parts[t.part]
 	rec := t.highest()
 	v := l.choose(p, rec)
-	if !l.q.reached(t.yes(), p.promotion(v)) {
+	if !l.q.reached(t.yes(), l.promotion(p, v)) {
 		return false
 	}
 	if v.Epoch > fence.MaxEpoch {
 		l.failed(t) // epochs are used up; Explain says so
 		return true
 	}
-	if p.own.Live != 0 && p.dropping == 0 && (rec.Value.Owner != l.cfg.Self || rec.Value.Epoch > p.own.Live) {
+	if p.own.Live != 0 && p.dropping == 0 && (rec.Value.Owner != l.cfg.Self || rec.Value.Epoch > p.own.Live) && !l.ownRaise(p, rec.Value) {
 		if !l.releasedHere(rec) || p.release == nil {
 			l.drop(t.part)
 		}
 	}
 	p.ballot, p.value = ballot, v
+	p.planned = rec.Value.Released() && rec.Value.Reason == register.ReasonDrained && !v.Released()
 	p.won, p.blocked, p.healAt = 0, 0, 0
 	p.running, p.adopting = false, false
 	p.asks, p.renewUntil = false, l.now.Add(v.D)
 	switch {
-	case v.Released() && p.held != 0:
-		l.lapse(t.part)
+	case p.held != 0 && (v.Released() || l.ownRaise(p, v)):
+		l.lapse(t.part) // no leader of this region holds the old epoch beyond the Accept that ends it
 	case !v.Released() && p.release != nil:
 		// Another owner was there: nothing to release, and nothing wanted.
 		p.release, p.ballot, p.value = nil, register.Ballot{}, register.Value{}
@@ -314,7 +333,7 @@ func (l *Leader) failed(t *tally) {
 // lease end.
 func (l *Leader) againAt(t *tally) instant.Instant {
 	p := &l.parts[t.part]
-	promotion := p.promotion(l.choose(p, t.highest()))
+	promotion := l.promotion(p, l.choose(p, t.highest()))
 	type end struct {
 		at    instant.Instant
 		voter int

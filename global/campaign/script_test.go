@@ -66,13 +66,13 @@ func parseBallot(s string) (register.Ballot, error) {
 	return register.Ballot{Round: n, Region: name, Incarnation: 1}, nil
 }
 
-// record reads promised=, accepted=, owner=, epoch= and successor=. An
+// record reads promised=, accepted=, owner=, epoch=, successor= and reason=. An
 // accepted ballot is promised too unless told.
 func record(t *testing.T, d *datadriven.TestData) register.Record {
 	acc := arg(t, d, "accepted", register.Ballot{}, parseBallot)
 	rec := register.Record{Accepted: acc, Promised: arg(t, d, "promised", acc, parseBallot)}
 	if !acc.IsZero() {
-		rec.Value = register.Value{Epoch: arg(t, d, "epoch", 0, epoch), D: arg(t, d, "d", 4*sec, time.ParseDuration), Successor: arg(t, d, "successor", "", text)}
+		rec.Value = register.Value{Epoch: arg(t, d, "epoch", 0, epoch), D: arg(t, d, "d", 4*sec, time.ParseDuration), Successor: arg(t, d, "successor", "", text), Reason: strings.ReplaceAll(arg(t, d, "reason", "", text), "_", " ")}
 		if owner := arg(t, d, "owner", "", text); owner != "" {
 			rec.Value.Owner = region(owner)
 		}
@@ -154,6 +154,12 @@ func (s *script) do(t *testing.T, d *datadriven.TestData) string {
 		out = s.l.Hurry(s.now, p)
 	case "release":
 		out = s.l.Release(s.now, p, arg(t, d, "successor", "", text), "test")
+	case "raise":
+		out = s.l.Raise(s.now, p)
+	case "keep-on":
+		var ok bool
+		out, ok = s.l.KeepOn(s.now, p)
+		return strings.TrimPrefix(fmt.Sprintf("%v\n%s", ok, show(out)), "\n")
 	case "explain":
 		var b strings.Builder
 		for _, st := range s.l.Explain(s.now) {
@@ -205,13 +211,20 @@ func show(effects []Effect) string {
 				if it.Value.Successor != "" {
 					what += " for " + it.Value.Successor
 				}
+				if !it.Value.Released() && it.Value.Reason != "" {
+					what += " (" + it.Value.Reason + ")"
+				}
 				items = append(items, what)
 			}
 			to(fmt.Sprintf("accept, round %d, %s", e.Round, strings.Join(items, ", ")), e.Voter.ID)
 		case Reserve:
 			lines = append(lines, fmt.Sprintf("reserve %d above round %d", e.ID, e.Above))
 		case Adopt:
-			lines = append(lines, fmt.Sprintf("ADOPT %s %d at %v", e.Partition, e.Epoch, e.Ballot))
+			planned := ""
+			if e.Planned {
+				planned = ", planned"
+			}
+			lines = append(lines, fmt.Sprintf("ADOPT %s %d at %v%s", e.Partition, e.Epoch, e.Ballot, planned))
 		case Drop:
 			lines = append(lines, fmt.Sprintf("DROP %s %d", e.Partition, e.Epoch))
 		case Held:

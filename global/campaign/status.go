@@ -74,6 +74,9 @@ func (l *Leader) explain(i int, now instant.Instant) string {
 	if p.release != nil {
 		add("to be released")
 	}
+	if p.raise {
+		add("epoch to be raised")
+	}
 	if p.dropping != 0 {
 		add("dropping epoch %d", p.dropping)
 	}
@@ -186,6 +189,7 @@ func (l *Leader) AppendState(b []byte) []byte {
 		u(uint64(r.Value.Epoch))
 		u(uint64(r.Value.D))
 		b = append(append(b, r.Value.Successor...), 0)
+		b = append(append(b, r.Value.Reason...), 0)
 		flag(r.Alarm != "")
 	}
 	u(uint64(min(l.now.Sub(l.start), l.cfg.D)))
@@ -197,7 +201,7 @@ func (l *Leader) AppendState(b []byte) []byte {
 		u(uint64(p.own.Live))
 		u(uint64(p.own.Floor))
 		u(p.seen)
-		flag(p.running, p.hurry, p.adopting)
+		flag(p.running, p.hurry, p.adopting, p.raise, p.planned)
 		if !l.cfg.Manual { // else nothing begins by these
 			at(p.base)
 			at(p.healAt)
@@ -213,6 +217,7 @@ func (l *Leader) AppendState(b []byte) []byte {
 		flag(p.release != nil)
 		if p.release != nil {
 			b = append(append(b, p.release.successor...), 0)
+			b = append(append(b, p.release.reason...), 0)
 		}
 		u(uint64(p.held))
 		at(p.heldUntil)

@@ -25,12 +25,13 @@ const (
 	actRestart
 	actTick
 	actHearsay
+	actRaise
 	actKinds
 )
 
 var actName = [actKinds]string{
 	"campaign", "release", "prepare", "promise", "accept", "late", "arrive", "lost",
-	"adopt", "drop", "leader", "restart", "tick", "hearsay",
+	"adopt", "drop", "leader", "restart", "tick", "hearsay", "raise",
 }
 
 func (a action) String() string { return fmt.Sprintf("%s(%d,%d,%d)", actName[a.kind], a.a, a.b, a.c) }
@@ -78,6 +79,9 @@ func (x *explorer) actions(s *state, yield func(action)) {
 					continue
 				}
 				act(actCampaign, slot, mask, 0)
+				if x.opt.raise {
+					act(actRaise, slot, mask, 0)
+				}
 				if x.opt.release {
 					act(actRelease, slot, mask, 0)
 					act(actRelease, slot, mask, 2-slot/2)
@@ -128,11 +132,14 @@ func (x *explorer) do(s state, a action) (out state, ok bool, bad string) {
 	switch a.kind {
 	case actTick:
 		return x.doTick(s)
-	case actCampaign, actRelease:
+	case actCampaign, actRelease, actRaise:
 		// slot a asks; the voters in mask b answer the dry Prepare; c: successor
 		in := input{kind: inCampaign, mask: a.b, reserved: s.reserved[a.a/2]}
 		if a.kind == actRelease {
 			in.kind, in.successor = inRelease, a.c
+		}
+		if a.kind == actRaise {
+			in.kind = inRaise
 		}
 		for v := range voters {
 			if a.b>>v&1 == 1 {

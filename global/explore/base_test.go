@@ -31,6 +31,7 @@ func TestExhaustive(t *testing.T) {
 		{"clock rates at their bounds", 300_000, 6, option{ballots: 2, rates: true}},
 		{"late answers", 300_000, 6, option{ballots: 2, late: true}},
 		{"planned transfer", 500_000, 6, option{ballots: 2, release: true}},
+		{"an owner raises its epoch", 300_000, 6, option{ballots: 3, release: true, raise: true}},
 		{"three ballots each", 300_000, 6, option{ballots: 3, release: true}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

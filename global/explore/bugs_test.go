@@ -81,6 +81,24 @@ var seededBugs = []struct {
 		breaks: func(r *rules) { r.ownVoteElsewhere = true },
 	},
 	{
+		name: "a new leader releases while the one before it may hold", want: "I1:", opt: option{
+			ballots: 2, release: true, oneStep: true, only: slice("release", "prepare", "accept", "adopt", "leader", "campaign"),
+			guide: func(_ *state, a action) bool {
+				return (a.kind != actLeader || a.a == 0) && (a.kind != actCampaign || a.a >= 2) && (a.kind != actRelease || a.a < 2)
+			},
+		},
+		breaks: func(r *rules) { r.youngLeaders = true },
+	},
+	{
+		name: "F47 a new leader raises the epoch while the one before it may hold", want: "I1e:", opt: option{
+			ballots: 2, raise: true, oneStep: true, only: slice("raise", "prepare", "accept", "adopt", "leader"),
+			guide: func(_ *state, a action) bool {
+				return (a.kind != actLeader || a.a == 0) && (a.kind != actRaise || a.a < 2)
+			},
+		},
+		breaks: func(r *rules) { r.youngLeaders = true },
+	},
+	{
 		name: "T0 taken from the reply (M_T0REPLY)", want: "I1:", opt: option{
 			ballots: 2, oneStep: true, only: slice("tick", "campaign", "prepare", "accept", "adopt"), guide: onlyBCampaigns,
 		},

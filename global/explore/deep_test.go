@@ -18,7 +18,7 @@ func TestDeepWalks(t *testing.T) {
 	}
 	for i, opt := range []option{
 		{ballots: 3, release: true},
-		{ballots: 4, late: true, release: true},
+		{ballots: 4, late: true, release: true, raise: true},
 		{ballots: 3, rates: true, release: true, late: true},
 	} {
 		opt.rules = shipped()
@@ -36,7 +36,7 @@ func TestDeepWalks(t *testing.T) {
 					acts = acts[:0]
 					x.actions(&s, func(a action) {
 						// Of the steps that are nearly always possible a walk would do little else.
-						often := a.kind == actTick || a.kind == actLeader || a.kind == actRestart || a.kind == actLost || a.kind == actRelease
+						often := a.kind == actTick || a.kind == actLeader || a.kind == actRestart || a.kind == actLost || a.kind == actRelease || a.kind == actRaise
 						if !often || rnd.IntN(4) == 0 {
 							acts = append(acts, a)
 						}

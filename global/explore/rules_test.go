@@ -28,6 +28,8 @@ type rules struct {
 	sharedBallot bool
 	// hearsayDrop commits Drop on one voter's word, and forgets it [H6].
 	hearsayDrop bool
+	// youngLeaders lets a leader release or raise before it has led for D.
+	youngLeaders bool
 	// keepAll switches normal forms off whose reasons a broken rule voids.
 	keepAll bool
 }
@@ -53,7 +55,7 @@ type machine struct {
 
 // adopt is Apply of an Adopt [H7].
 func (m *machine) adopt(rec register.Record, epoch fence.Epoch, ballot register.Ballot) bool {
-	if rec.Accepted != ballot || (epoch <= m.floor && epoch != m.live) || (m.live != 0 && m.live != epoch) {
+	if rec.Accepted != ballot || (epoch <= m.floor && epoch != m.live) || (m.live != 0 && m.live != epoch && m.live+1 != epoch) {
 		return false
 	}
 	m.live, m.floor = epoch, max(m.floor, epoch)

@@ -106,6 +106,8 @@ type option struct {
 	ballots uint8
 	// release adds planned transfers.
 	release bool
+	// raise adds an owner's raises of its epoch.
+	raise bool
 	// late lets answers to Accepts arrive later than the vote.
 	late bool
 	// rates gives clocks at the bounds of rho = 1/3, per role: owners slow or
@@ -336,7 +338,7 @@ func (x *explorer) firstStep(r int, rec register.Record, live, floor fence.Epoch
 	if err != nil {
 		panic(err)
 	}
-	if !x.opt.release {
+	if !x.opt.release && !x.opt.raise || x.opt.rules.youngLeaders {
 		// No leader's age matters: make it old, so that all ages are one state.
 		n.l, _ = campaign.New(x.cfg[r], []campaign.Own{{Record: rec, Live: live, Floor: floor}}, n.now.Add(-d))
 	}

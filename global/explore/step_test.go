@@ -15,6 +15,7 @@ const (
 	inTick kind = iota
 	inCampaign
 	inRelease
+	inRaise
 	inPromise
 	inAccept
 	inLateVote
@@ -88,6 +89,8 @@ func (x *explorer) run(n *node, in input, o *outcome) {
 		x.campaign(n, l.Hurry(n.now, "p"), in, o)
 	case inRelease:
 		x.campaign(n, l.Release(n.now, "p", []string{"", "a", "b"}[in.successor], ""), in, o)
+	case inRaise:
+		x.campaign(n, l.Raise(n.now, "p"), in, o)
 	case inPromise:
 		n.prep.yes |= 1 << in.voter
 		x.absorb(n, l.PrepareAnswered(n.now, voterID(int(in.voter)), 1, n.prep.round, x.answer(in.recs[0])), o)
@@ -142,25 +145,31 @@ func (x *explorer) answer(voter uint16) []campaign.PrepareAnswer {
 	return []campaign.PrepareAnswer{{Partition: "p", Record: x.voters[voter].rec}}
 }
 
-// campaign answers the dry Prepare among effects, with yes by the voters of
-// in.mask (an answer that no voter would give can break nothing: a dry Prepare
-// only decides whether one begins), and reserves the ballot, all in one step.
+// campaign answers the dry Prepare among effects, if there is one, with yes by
+// the voters of in.mask (an answer that no voter would give can break nothing: a
+// dry Prepare only decides whether one begins), and reserves the ballot, all in
+// one step.
 func (x *explorer) campaign(n *node, effects []campaign.Effect, in input, o *outcome) {
 	dry := uint64(0)
+	var reserve *campaign.Reserve
 	for _, e := range effects {
-		if p, ok := e.(campaign.SendPrepare); ok && p.Dry {
-			dry = p.Round
+		switch e := e.(type) {
+		case campaign.SendPrepare:
+			if e.Dry {
+				dry = e.Round
+			}
+		case campaign.Reserve:
+			reserve = &e
 		}
 	}
-	if dry == 0 {
+	if dry == 0 && reserve == nil {
 		o.none = true
 		return
 	}
 	n.prep.ballot, n.prep.yes = register.Ballot{}, 0
 	x.absorb(n, effects, o)
-	var reserve *campaign.Reserve
 	for v := range voters {
-		if in.mask>>v&1 == 0 {
+		if reserve != nil || in.mask>>v&1 == 0 {
 			continue
 		}
 		out := n.l.PrepareAnswered(n.now, voterID(v), 1, dry, x.answer(in.recs[v]))

@@ -101,6 +101,7 @@ type walk struct {
 	changes   int
 	drops     int
 	resumes   int
+	raises    int
 }
 
 func (w *walk) after(d time.Duration, do func()) {
@@ -228,9 +229,13 @@ func (w *walk) effects(n *leaderNode, effects []campaign.Effect) {
 			})
 		case campaign.Adopt:
 			w.commit(n, func() {
+				live := g.live
 				if !g.adopt(g.rec, e.Epoch, e.Ballot) {
 					w.input(n, func(now instant.Instant) []campaign.Effect { return n.l.AdoptFailed(now, "p", e.Epoch) })
 					return
+				}
+				if live != 0 && e.Epoch == live+1 {
+					w.raises++
 				}
 				w.note("%s adopts %d", regionName[n.region], e.Epoch)
 				w.input(n, func(now instant.Instant) []campaign.Effect { return n.l.Adopted(now, "p", e.Epoch) })
@@ -308,7 +313,7 @@ func (w *walk) upset() {
 	if w.bad != "" {
 		return
 	}
-	switch w.rnd.IntN(8) {
+	switch w.rnd.IntN(9) {
 	case 6, 7:
 		n := w.regions[w.rnd.IntN(regions)].cur
 		n.cut = w.real + w.upTo(3*walkD)
@@ -328,6 +333,9 @@ func (w *walk) upset() {
 		w.input(n, func(now instant.Instant) []campaign.Effect {
 			return n.l.Release(now, "p", []string{"", "a", "b"}[w.rnd.IntN(3)], "walk")
 		})
+	case 8:
+		n := w.regions[w.rnd.IntN(regions)].cur
+		w.input(n, func(now instant.Instant) []campaign.Effect { return n.l.Raise(now, "p") })
 	case 3:
 		n := w.regions[w.rnd.IntN(regions)].cur
 		w.input(n, func(now instant.Instant) []campaign.Effect { return n.l.Hurry(now, "p") })
@@ -368,7 +376,7 @@ func TestRandomWalksOfFiveVoters(t *testing.T) {
 		n = 1 << 30
 	}
 	began := time.Now()
-	var holds, changes, drops, resumes int
+	var holds, changes, drops, resumes, raises int
 	walks := 0
 	for seed := range uint64(n) {
 		if *exploreTime > 0 && time.Since(began) > *exploreTime*8/100 {
@@ -380,10 +388,10 @@ func TestRandomWalksOfFiveVoters(t *testing.T) {
 			t.Fatalf("seed %d: %s\n%s", seed, w.bad, strings.Join(w.log, "\n"))
 		}
 		walks++
-		holds, changes, drops, resumes = holds+w.holds, changes+w.changes, drops+w.drops, resumes+w.resumes
+		holds, changes, drops, resumes, raises = holds+w.holds, changes+w.changes, drops+w.drops, resumes+w.resumes, raises+w.raises
 	}
-	t.Logf("%d walks of %v: %d complete rounds, %d epochs, %d drops, %d resumptions", walks, 60*walkD, holds, changes, drops, resumes)
-	if changes < walks || drops == 0 || resumes == 0 {
+	t.Logf("%d walks of %v: %d complete rounds, %d epochs, %d drops, %d resumptions, %d raises", walks, 60*walkD, holds, changes, drops, resumes, raises)
+	if changes < walks || drops == 0 || resumes == 0 || raises == 0 {
 		t.Error("the walks see too little of the protocol")
 	}
 }

@@ -69,6 +69,20 @@ type Value struct {
 	Reason    string
 }
 
+// Reasons of values that those who take a partition over go by.
+const (
+	// ReasonDrained: released after a drain that left no lease and no lock
+	// delay, so that the next owner need not wait any delay out.
+	ReasonDrained = "drained"
+	// ReasonDelayed: released after a drain that left lock delays.
+	ReasonDelayed = "drained, lock delays run on"
+	// ReasonTransferred: the owner has it by a planned transfer, and no automatic
+	// one takes it from there.
+	ReasonTransferred = "transferred"
+	// ReasonRaised: the owner of the epoch before raised it itself.
+	ReasonRaised = "epoch raised"
+)
+
 // Released reports whether nobody owns the partition by this value.
 func (v Value) Released() bool { return v.Owner == Region{} }
 

@@ -37,6 +37,10 @@ func (p Partition) Live() bool {
 	return p.Phase == pb.PartitionPhase_PARTITION_PHASE_ACTIVE || p.Phase == pb.PartitionPhase_PARTITION_PHASE_DRAINING
 }
 
+// Draining reports whether the partition is being handed to Successor: nothing
+// is granted.
+func (p Partition) Draining() bool { return p.Phase == pb.PartitionPhase_PARTITION_PHASE_DRAINING }
+
 // Session is a client process as the region knows it.
 type Session struct {
 	ID string

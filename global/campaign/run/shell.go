@@ -70,6 +70,10 @@ type Config struct {
 	// Rho bounds the rates of all clocks in the cluster.
 	Rho  float64
 	Rand campaign.Rand
+	// Drained reports whether a draining partition has no lease left, so that it
+	// may be released, and whether no lock delay is left either (settled); nil: a
+	// draining partition is not released. It must not block.
+	Drained func(partition string, epoch fence.Epoch) (settled, drained bool)
 	// NeverApplied reports whether a proposal's error means that the command
 	// surely did not and will not take effect.
 	NeverApplied func(error) bool
@@ -111,6 +115,8 @@ type Shell struct {
 	recorded map[string]life // as committed, or on their way to be; writes 0
 	// problems are voters that do not answer, or are not counted, and why.
 	problems map[string]Problem
+	// draining are the partitions of which a drain is committed.
+	draining map[string]*drain
 	// learning is the version of a newer configuration that is being stored.
 	learning  uint64
 	uncounted *prometheus.CounterVec
@@ -127,6 +133,7 @@ func New(cfg Config) *Shell {
 	base, stop := context.WithCancel(context.Background())
 	return &Shell{
 		cfg: cfg, base: base, stop: stop, wake: make(chan struct{}, 1), problems: map[string]Problem{},
+		draining: map[string]*drain{},
 		uncounted: promauto.With(cfg.Registerer).NewCounterVec(prometheus.CounterOpts{
 			Name: telemetry.VotesNotCounted, Help: "Votes of others that were not counted: the voter's data was made anew, copied or rolled back.",
 		}, []string{telemetry.LabelVoter}),
@@ -170,6 +177,7 @@ func (s *Shell) build(view state.View) {
 	s.problems = map[string]Problem{}
 	s.stale = false
 	_, s.recorded = livesOf(view)
+	s.findTransfers(view)
 	s.kick()
 }
 
@@ -285,6 +293,8 @@ func (s *Shell) Applied(events []state.Event) {
 			if s.leader != nil {
 				s.perform(s.leader.RegisterChanged(s.cfg.Clock.Now(), e.Partition, e.Record))
 			}
+		default:
+			s.followTransfer(e)
 		}
 	}
 }
@@ -372,6 +382,7 @@ func (s *Shell) tick() time.Duration {
 			}
 		}
 	}
+	s.releaseDrained(now)
 	s.perform(s.leader.Tick(now))
 	return min(s.cfg.Poll, max(minPause, s.leader.Next().Sub(now)))
 }
@@ -432,9 +443,13 @@ func (s *Shell) perform(effects []campaign.Effect) {
 		case campaign.Adopt:
 			s.propose(&pb.Command{Term: s.term, Kind: &pb.Command_Adopt{Adopt: &pb.AdoptCommand{
 				Partition: e.Partition, Epoch: uint32(e.Epoch), Ballot: e.Ballot.Proto(),
+				Planned: e.Planned && s.cfg.Raft.View().Level() >= 2,
 			}}},
 				func(l *campaign.Leader, now instant.Instant, _ *pb.CommandResult) []campaign.Effect {
-					s.cfg.Logger.Info("promoted", "partition", e.Partition, "epoch", e.Epoch, "ballot", e.Ballot.String())
+					s.cfg.Logger.Info("promoted", "partition", e.Partition, "epoch", e.Epoch, "ballot", e.Ballot.String(), "planned", e.Planned)
+					if e.Epoch >= fence.AlarmEpoch {
+						s.cfg.Logger.Error("the partition's epochs run out; its shards need a new partition before the last one", "partition", e.Partition, "epoch", e.Epoch, "last", fence.MaxEpoch)
+					}
 					return l.Adopted(now, e.Partition, e.Epoch)
 				},
 				func(l *campaign.Leader, now instant.Instant) []campaign.Effect {
@@ -451,6 +466,8 @@ func (s *Shell) perform(effects []campaign.Effect) {
 				})
 		case campaign.Held:
 			s.cfg.Heads.Held(e.Partition, e.Epoch, e.Until)
+		case campaign.Released:
+			s.cfg.Logger.Info("released", "partition", e.Partition, "epoch", e.Epoch)
 		case campaign.Lapsed:
 			s.cfg.Logger.Warn("head lease lapsed", "partition", e.Partition, "epoch", e.Epoch)
 			s.cfg.Heads.Lapsed(e.Partition, e.Epoch)
