@@ -96,7 +96,11 @@ func (s *Server) makeServers() error {
 	pb.RegisterWatchServiceServer(s.api, &api.Watches{Region: s.process.Region, Raft: s.replica, Hub: s.watches, Leases: leases})
 	pb.RegisterClusterServiceServer(s.api, &api.Cluster{
 		Region: s.process.Region, Server: s.process.Name, Version: s.cfg.Version,
-		Replica: s.replica, Campaign: s.campaign, Detector: s.detector, Clock: s.cfg.Clock,
+		Replica: s.replica, Campaign: s.campaign, Drains: s.lessor, Detector: s.detector, Clock: s.cfg.Clock,
+	})
+	pb.RegisterPartitionServiceServer(s.api, &api.Partitions{
+		Region: s.process.Region, Raft: raft, Leases: leases, Heads: s.lessor, Releases: s.campaign,
+		Verdict: s.verdict, Identify: identify, Logger: s.cfg.Logger,
 	})
 	s.group = s.makeGroup()
 	pb.RegisterMemberServiceServer(s.api, &api.Members{Group: s.group, Identify: identify})

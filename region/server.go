@@ -224,7 +224,10 @@ func (s *Server) makeShells() {
 		State:      func() watch.State { return watch.Of(s.process.Region, s.replica.View()) },
 		Registerer: s.cfg.Registry, Logger: s.cfg.Logger,
 	})
-	s.lessor = lessorrun.New(lessorrun.Config{Raft: s.replica, Clock: s.cfg.Clock, Registerer: s.cfg.Registry, Logger: s.cfg.Logger})
+	s.lessor = lessorrun.New(lessorrun.Config{
+		Raft: s.replica, Clock: s.cfg.Clock, Registerer: s.cfg.Registry, Logger: s.cfg.Logger,
+		Drained: func() { s.campaign.Wake() },
+	})
 	s.edge = mux.NewEdge(mux.Config{
 		Server: s.process.Name, Leader: s.leader, Shell: s.lessor, Conn: s.peers.mux, Prove: api.Prove(s.replica),
 		Registerer: s.cfg.Registry, Logger: s.cfg.Logger,
@@ -232,7 +235,7 @@ func (s *Server) makeShells() {
 	s.campaign = campaignrun.New(campaignrun.Config{
 		Region: s.process.Region, Own: s.voter, Remote: newVoters(s.cfg.Registry, s.remote, slices.Sorted(maps.Keys(s.peers.voters()))),
 		Raft: campaignRaft{s.replica, s.metrics.campaigns}, Heads: heads{s.lessor, s.metrics},
-		Verdict: s.verdict, Clock: s.cfg.Clock, Rho: Rho, Registerer: s.cfg.Registry, Logger: s.cfg.Logger,
+		Verdict: s.verdict, Drained: s.lessor.Drained, Clock: s.cfg.Clock, Rho: Rho, Registerer: s.cfg.Registry, Logger: s.cfg.Logger,
 		Rand: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())), NeverApplied: neverApplied,
 	})
 }

@@ -56,7 +56,8 @@ type Event struct {
 	Request   uint64
 	Partition string
 	Offered   bool
-	// Until of Withdrawn, on the client's clock.
+	// Until of Withdrawn, on the client's clock: no validity reaches further. It
+	// may end before.
 	Until instant.Instant
 	// Withdrawal of Withdrawn.
 	Withdrawal pb.WithdrawalReason

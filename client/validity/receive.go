@@ -209,6 +209,11 @@ func (t *Table) takeWithdrawal(now instant.Instant, st *stream, w *pb.Withdrawal
 	l.revoked = true
 	l.until = min(l.until, st.local(until, t.drift))
 	e.Until = t.Until(s.id, resource, token)
+	if named {
+		// A drain's end may lie beyond what is promised so far; keepalives and pushes
+		// go on until then.
+		e.Until = max(e.Until, st.local(until, t.drift))
+	}
 	return []Event{e}
 }
 

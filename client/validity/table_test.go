@@ -536,3 +536,23 @@ func TestModelKnowsEveryField(t *testing.T) {
 		}
 	}
 }
+
+// A drain's withdrawal may reach beyond what is promised: keepalives and pushes
+// prolong the validity up to its end, and no further.
+func TestADrainedLeaseIsProlongedUpToItsEnd(t *testing.T) {
+	r, k := held(t)
+	e := r.only(r.withdraw(1, at(100*ms), k, leader(at(9*time.Second))), Withdrawn)
+	if e.Until < at(8500*ms) || e.Until > at(9*time.Second) {
+		t.Fatalf("withdrawn until %v", e.Until.Sub(t0))
+	}
+	r.valid(at(5*time.Second), k, false)
+	r.ack(1, at(4*time.Second), false, nil)
+	r.push(1, at(4500*ms), end(1, at(8*time.Second)))
+	r.valid(at(7*time.Second), k, true)
+	r.push(1, at(8*time.Second), end(1, at(12*time.Second)))
+	r.valid(at(8800*ms), k, true)
+	r.valid(at(9*time.Second), k, false)
+	if end := r.ContextEnd(sid, res, k); end != 0 {
+		t.Errorf("the holder is told to stop at %v, want at once", end.Sub(t0))
+	}
+}

@@ -14,6 +14,7 @@ import (
 	campaignrun "github.com/headlease/headlease/global/campaign/run"
 	"github.com/headlease/headlease/internal/clock"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
+	"github.com/headlease/headlease/region/lessor"
 	"github.com/headlease/headlease/region/replica"
 	"github.com/headlease/headlease/region/state"
 )
@@ -22,6 +23,12 @@ import (
 type Campaign interface {
 	Explain() []campaign.Status
 	Problems() []campaignrun.Problem
+	Releasing(partition string) bool
+}
+
+// Drains is what the lessor's shell tells of drains.
+type Drains interface {
+	Drain(partition string) (lessor.Draining, bool)
 }
 
 // Cluster is the ClusterService of a server.
@@ -31,6 +38,7 @@ type Cluster struct {
 	Version        string
 	Replica        *replica.Replica
 	Campaign       Campaign
+	Drains         Drains
 	Detector       Reports
 	Clock          clock.Clock
 }
@@ -138,7 +146,22 @@ func (s *Cluster) partitions(view state.View) []*pb.PartitionStatus {
 		if st := doing[p.Name]; st.Held != 0 {
 			ps.HeldNs = max(0, int64(st.HeldUntil.Sub(now)))
 		}
+		if d, ok := s.Drains.Drain(p.Name); ok {
+			ps.Transfer = &pb.TransferStatus{
+				Successor: d.Successor, Stage: s.stage(p.Name, d), Leases: uint64(d.Leases), LockDelays: uint64(d.Delays), LeftNs: int64(d.Left),
+			}
+		}
 		out = append(out, ps)
 	}
 	return out
+}
+
+func (s *Cluster) stage(partition string, d lessor.Draining) pb.TransferStage {
+	switch {
+	case s.Campaign.Releasing(partition):
+		return pb.TransferStage_TRANSFER_STAGE_RELEASING
+	case d.Leases > 0 || d.Delays > 0 && d.Left > 0:
+		return pb.TransferStage_TRANSFER_STAGE_DRAINING
+	}
+	return pb.TransferStage_TRANSFER_STAGE_DRAINED
 }

@@ -50,6 +50,9 @@ func Policy() policy.Table {
 		pb.ClusterService_Status_FullMethodName:         {Deadline: shortCall, MaxRequestBytes: smallRequest, Roles: all},
 		pb.ClusterService_ListPartitions_FullMethodName: {Deadline: shortCall, MaxRequestBytes: smallRequest, Roles: all},
 
+		pb.PartitionService_TransferPartition_FullMethodName: {Deadline: shortCall, MaxRequestBytes: smallRequest, Roles: admins},
+		pb.PartitionService_AbortTransfer_FullMethodName:     {Deadline: shortCall, MaxRequestBytes: smallRequest, Roles: admins},
+
 		pb.VoteService_Prepare_FullMethodName:       {Deadline: voteCall, MaxRequestBytes: voteRequest, Roles: regions},
 		pb.VoteService_Accept_FullMethodName:        {Deadline: voteCall, MaxRequestBytes: voteRequest, Roles: regions},
 		pb.VoteService_DescribeVoter_FullMethodName: {Deadline: voteCall, MaxRequestBytes: smallRequest, Roles: servers},

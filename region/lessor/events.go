@@ -57,13 +57,23 @@ func (l *Lessor) apply(ev state.Event) {
 	case state.PartitionAdopted:
 		p := l.partition(ev.Partition)
 		p.live, p.epoch = true, ev.Epoch
+		if !ev.Resumed {
+			p.draining = false
+		}
 		p.changed()
 		l.adopted(p, ev.Unsettled)
 	case state.PartitionDropped:
 		p := l.partition(ev.Partition)
-		p.live = false
+		p.live, p.draining = false, false
 		p.changed()
 		l.settled(p)
+	case state.PartitionDraining:
+		p := l.partition(ev.Partition)
+		p.draining, p.successor, p.drainEnd = true, ev.Successor, l.now.Add(p.grace)
+		p.grace = 0
+		l.drain(p)
+	case state.DrainAborted:
+		l.partition(ev.Partition).draining = false
 	case state.PartitionSettled:
 		l.settled(l.partition(ev.Partition))
 	case state.DelayBegun:
@@ -71,7 +81,7 @@ func (l *Lessor) apply(ev state.Event) {
 		if ev.Token == 0 {
 			from = l.partition(ev.Partition).adopted
 		}
-		l.begin(ev.Resource, ev.Token, time.Duration(ev.DelayMillis)*time.Millisecond, from)
+		l.begin(ev.Resource, ev.Partition, ev.Token, time.Duration(ev.DelayMillis)*time.Millisecond, from)
 	case state.DelayEnded:
 		l.endedDelay(ev.Resource)
 	case state.RegisterChanged:
@@ -79,7 +89,7 @@ func (l *Lessor) apply(ev state.Event) {
 		p.d = max(p.d, ev.Record.Value.D)
 	case state.Configured:
 		l.configure(ev.Configuration)
-	case state.TermBegun, state.Initialised, state.PulseCommitted, state.ValueChanged, state.PartitionDraining, state.DrainAborted, state.LevelRaised:
+	case state.TermBegun, state.Initialised, state.PulseCommitted, state.ValueChanged, state.LevelRaised:
 	}
 }
 
@@ -150,7 +160,10 @@ func (l *Lessor) revoked(e *lease, reason string) {
 		l.nameAll(s.stream) // or what is withdrawn would be a token never heard of
 	}
 	e.until = l.lastSent(e)
-	e.proposed = false
+	if e.moving && e.offerEnd == 0 {
+		e.until = max(e.until, e.partition.drainEnd) // what is sent until then counts, as the client caps it there
+	}
+	e.proposed, e.moving = false, false
 	e.offer = reason == OfferExpired
 	l.unlist(e)
 	l.wake(e, timerRevocation, max(e.until, l.now))

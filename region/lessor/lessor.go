@@ -93,10 +93,14 @@ type Outbox struct {
 	// Closes are streams to end after their sends; the Lessor has forgotten
 	// them, StreamClosed need not be called.
 	Closes []StreamID
+	// Drained: the last lease of a draining partition has ended; see Drain.
+	Drained bool
 }
 
 // Empty reports whether there is nothing to do.
-func (o *Outbox) Empty() bool { return len(o.Sends) == 0 && len(o.Commands) == 0 && len(o.Closes) == 0 }
+func (o *Outbox) Empty() bool {
+	return len(o.Sends) == 0 && len(o.Commands) == 0 && len(o.Closes) == 0 && !o.Drained
+}
 
 // Ticket stands for a leadership check: what it covers.
 type Ticket struct {
@@ -164,6 +168,14 @@ type partition struct {
 	adopted   instant.Instant
 	unsettled bool
 	timer     *timer
+	// leases is how many there are.
+	leases int
+	// draining: all leases are revoked, and may be used until drainEnd. grace is
+	// what was asked for before the drain's begin.
+	draining  bool
+	successor string
+	drainEnd  instant.Instant
+	grace     time.Duration
 }
 
 // session is a client process as the leader's clock sees it.
@@ -232,7 +244,9 @@ type lease struct {
 	until instant.Instant
 	// proposed: a Revoke or EndRevocation is under way.
 	proposed bool
-	gone     bool
+	// moving: the Revoke that is proposed is a drain's.
+	moving bool
+	gone   bool
 	// unnamed: granted, to request, since the stream began, which has not named it
 	// yet.
 	unnamed bool
@@ -283,6 +297,7 @@ func New(cfg Config, view state.View, term uint64, now instant.Instant) *Lessor 
 			q.sent = now.Add(q.d) // assumed as sent by an earlier leader [L3]
 			l.adopted(q, p.Unsettled)
 		}
+		q.draining, q.successor, q.drainEnd = p.Draining(), p.Successor, now
 	}
 	for s := range view.Sessions() {
 		l.maxTTL = max(l.maxTTL, time.Duration(s.TTLMillis)*time.Millisecond)
@@ -302,7 +317,10 @@ func New(cfg Config, view state.View, term uint64, now instant.Instant) *Lessor 
 		}
 	}
 	for d := range view.Delays() {
-		l.begin(d.Resource, d.Token, time.Duration(d.DelayMillis)*time.Millisecond, now)
+		l.begin(d.Resource, d.Partition, d.Token, time.Duration(d.DelayMillis)*time.Millisecond, now)
+	}
+	for _, p := range l.parts {
+		l.drain(p)
 	}
 	l.empty()
 	return l

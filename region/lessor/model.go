@@ -209,11 +209,14 @@ func (l *Lessor) AppendState(b []byte, now instant.Instant, deposed bool) []byte
 	b = append(b, flags(l.checked, l.pulse, l.over, l.wanted > l.begun, l.begun > l.passed))
 	for _, n := range slices.Sorted(maps.Keys(l.parts)) {
 		p := l.parts[n]
-		b = append(append(b, n...), 0, flags(p.live, p.unsettled))
+		b = append(append(b, n...), 0, flags(p.live, p.unsettled, p.draining))
 		u(uint64(p.epoch))
 		u(uint64(p.holdEpoch))
 		u(left(p.holdUntil))
 		u(left(p.sent))
+		if p.draining {
+			u(left(p.drainEnd))
+		}
 	}
 	for _, id := range slices.Sorted(maps.Keys(l.sessions)) {
 		s := l.sessions[id]
@@ -229,7 +232,7 @@ func (l *Lessor) AppendState(b []byte, now instant.Instant, deposed bool) []byte
 		}
 		for _, r := range slices.Sorted(maps.Keys(s.leases)) {
 			e := s.leases[r]
-			b = append(append(b, r...), 0, flags(e.revoked, e.proposed, e.offerEnd != 0, e.offer, slices.Contains(s.rename, e), e.unnamed && s.begun))
+			b = append(append(b, r...), 0, flags(e.revoked, e.proposed, e.offerEnd != 0, e.offer, slices.Contains(s.rename, e), e.unnamed && s.begun, e.moving))
 			u(uint64(e.token))
 			u(left(e.until))
 			u(left(e.offerEnd))

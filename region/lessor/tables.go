@@ -27,6 +27,7 @@ func (l *Lessor) open(s state.Session, now instant.Instant) *session {
 func (l *Lessor) hold(s *session, resource string, p *partition, token fence.Token) *lease {
 	e := &lease{resource: resource, token: token, session: s, partition: p}
 	s.leases[resource] = e
+	p.leases++
 	l.refer(s, p, 1)
 	return e
 }
@@ -44,12 +45,24 @@ func (l *Lessor) drop(e *lease) {
 	if s.leases[e.resource] == e {
 		delete(s.leases, e.resource)
 	}
-	e.gone = true
+	l.part(e)
 	l.stop(e.timer)
 	delete(s.offers, e)
 	l.refer(s, e.partition, -1)
 	if !e.revoked && !e.unnamed {
 		s.change(-validity.TokenHash(e.resource, e.token))
+	}
+}
+
+// part notes that a lease is gone.
+func (l *Lessor) part(e *lease) {
+	if e.gone {
+		return
+	}
+	e.gone = true
+	p := e.partition
+	if p.leases--; p.leases == 0 && p.draining {
+		l.out.Drained = true
 	}
 }
 
@@ -162,7 +175,7 @@ func (l *Lessor) forget(s *session) {
 	l.depart(s)
 	l.stop(s.timer)
 	for _, e := range s.leases {
-		e.gone = true
+		l.part(e)
 		l.stop(e.timer)
 	}
 	for _, q := range s.waiting {

@@ -173,10 +173,12 @@ func (l *Lessor) expire(sessions []*session) {
 }
 
 // revoke takes back an offer that was not confirmed in time [F23 L4].
-func (l *Lessor) revoke(e *lease) {
+func (l *Lessor) revoke(e *lease) { l.revokeFor(e, OfferExpired) }
+
+func (l *Lessor) revokeFor(e *lease, reason string) {
 	e.proposed = true
 	l.propose(&pb.Command{Kind: &pb.Command_Revoke{Revoke: &pb.RevokeCommand{
-		Resource: e.resource, Token: uint64(e.token), Reason: OfferExpired,
+		Resource: e.resource, Token: uint64(e.token), Reason: reason,
 	}}}, &inflight{lease: e})
 }
 
@@ -227,6 +229,7 @@ func (l *Lessor) hand() {
 			*q = nil
 		}
 		if !f.open() {
+			l.keep(f)
 			continue // it has ended meanwhile
 		}
 		l.commands++
@@ -274,14 +277,16 @@ func (l *Lessor) CommandDone(now instant.Instant, id uint64, result *pb.CommandR
 	}
 	if f.open() {
 		l.at(l.now.Add(l.cfg.RetryAfter), &timer{kind: timerRetry, retry: f})
+		return
 	}
+	l.keep(f)
 }
 
 // open reports whether a command has work left.
 func (f *inflight) open() bool {
 	switch {
 	case f.lease != nil:
-		return !f.lease.gone && (f.end || !f.lease.revoked)
+		return !f.lease.gone && (f.end || !f.lease.revoked && (!f.lease.moving || f.lease.partition.draining))
 	case f.waiter != nil:
 		return !f.waiter.gone
 	case f.delay != nil:
@@ -301,8 +306,11 @@ func (f *inflight) open() bool {
 func (l *Lessor) again(f *inflight) {
 	switch {
 	case !f.open():
+		l.keep(f)
 	case f.end:
 		l.endRevocation(f.lease)
+	case f.lease != nil && f.lease.moving:
+		l.revokeFor(f.lease, MovesTo+f.lease.partition.successor)
 	case f.lease != nil:
 		l.revoke(f.lease)
 	case f.waiter != nil:

@@ -24,11 +24,12 @@ type waiter struct {
 
 // delay is a lock delay that runs.
 type delay struct {
-	resource string
-	token    fence.Token // whose end began it; 0: of the partition's adoption
-	length   time.Duration
-	timer    *timer
-	gone     bool
+	resource  string
+	partition string
+	token     fence.Token // whose end began it; 0: of the partition's adoption
+	length    time.Duration
+	timer     *timer
+	gone      bool
 }
 
 // settleAfter is when no lock delay of before an adoption can run any more.
@@ -72,9 +73,9 @@ func (l *Lessor) endWait(q *waiter) {
 }
 
 // begin counts a lock delay from an instant.
-func (l *Lessor) begin(resource string, token fence.Token, length time.Duration, from instant.Instant) {
+func (l *Lessor) begin(resource, partition string, token fence.Token, length time.Duration, from instant.Instant) {
 	l.endedDelay(resource)
-	d := &delay{resource: resource, token: token, length: stretched(length)}
+	d := &delay{resource: resource, partition: partition, token: token, length: stretched(length)}
 	d.timer = &timer{kind: timerDelay, delay: d}
 	l.delays[resource] = d
 	l.at(from.Add(d.length), d.timer)

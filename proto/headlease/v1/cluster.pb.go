@@ -624,9 +624,11 @@ type PartitionStatus struct {
 	// Time left of the head lease held by this region; 0: not held.
 	HeldNs int64 `protobuf:"varint,6,opt,name=held_ns,json=heldNs,proto3" json:"held_ns,omitempty"`
 	// What the region's campaign is doing, in words.
-	Activity      string        `protobuf:"bytes,7,opt,name=activity,proto3" json:"activity,omitempty"`
-	Prefer        []string      `protobuf:"bytes,8,rep,name=prefer,proto3" json:"prefer,omitempty"`
-	Shards        []*ShardRange `protobuf:"bytes,9,rep,name=shards,proto3" json:"shards,omitempty"`
+	Activity string        `protobuf:"bytes,7,opt,name=activity,proto3" json:"activity,omitempty"`
+	Prefer   []string      `protobuf:"bytes,8,rep,name=prefer,proto3" json:"prefer,omitempty"`
+	Shards   []*ShardRange `protobuf:"bytes,9,rep,name=shards,proto3" json:"shards,omitempty"`
+	// A planned transfer that runs; absent: none.
+	Transfer      *TransferStatus `protobuf:"bytes,10,opt,name=transfer,proto3" json:"transfer,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -724,6 +726,13 @@ func (x *PartitionStatus) GetShards() []*ShardRange {
 	return nil
 }
 
+func (x *PartitionStatus) GetTransfer() *TransferStatus {
+	if x != nil {
+		return x.Transfer
+	}
+	return nil
+}
+
 type ListPartitionsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -808,7 +817,7 @@ var File_headlease_v1_cluster_proto protoreflect.FileDescriptor
 
 const file_headlease_v1_cluster_proto_rawDesc = "" +
 	"\n" +
-	"\x1aheadlease/v1/cluster.proto\x12\fheadlease.v1\x1a\x18headlease/v1/types.proto\"\x17\n" +
+	"\x1aheadlease/v1/cluster.proto\x12\fheadlease.v1\x1a\x1cheadlease/v1/partition.proto\x1a\x18headlease/v1/types.proto\"\x17\n" +
 	"\x15DescribeServerRequest\"\x96\x03\n" +
 	"\x16DescribeServerResponse\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
@@ -859,7 +868,7 @@ const file_headlease_v1_cluster_proto_rawDesc = "" +
 	"\fVoterProblem\x12\x14\n" +
 	"\x05voter\x18\x01 \x01(\tR\x05voter\x12\x18\n" +
 	"\aproblem\x18\x02 \x01(\tR\aproblem\x12\x1c\n" +
-	"\tuncounted\x18\x03 \x01(\bR\tuncounted\"\xb4\x02\n" +
+	"\tuncounted\x18\x03 \x01(\bR\tuncounted\"\xee\x02\n" +
 	"\x0fPartitionStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x122\n" +
 	"\x05phase\x18\x02 \x01(\x0e2\x1c.headlease.v1.PartitionPhaseR\x05phase\x122\n" +
@@ -869,7 +878,9 @@ const file_headlease_v1_cluster_proto_rawDesc = "" +
 	"\aheld_ns\x18\x06 \x01(\x03R\x06heldNs\x12\x1a\n" +
 	"\bactivity\x18\a \x01(\tR\bactivity\x12\x16\n" +
 	"\x06prefer\x18\b \x03(\tR\x06prefer\x120\n" +
-	"\x06shards\x18\t \x03(\v2\x18.headlease.v1.ShardRangeR\x06shards\"\x17\n" +
+	"\x06shards\x18\t \x03(\v2\x18.headlease.v1.ShardRangeR\x06shards\x128\n" +
+	"\btransfer\x18\n" +
+	" \x01(\v2\x1c.headlease.v1.TransferStatusR\btransfer\"\x17\n" +
 	"\x15ListPartitionsRequest\"W\n" +
 	"\x16ListPartitionsResponse\x12=\n" +
 	"\n" +
@@ -913,6 +924,7 @@ var file_headlease_v1_cluster_proto_goTypes = []any{
 	(PartitionPhase)(0),            // 14: headlease.v1.PartitionPhase
 	(*Register)(nil),               // 15: headlease.v1.Register
 	(*ShardRange)(nil),             // 16: headlease.v1.ShardRange
+	(*TransferStatus)(nil),         // 17: headlease.v1.TransferStatus
 }
 var file_headlease_v1_cluster_proto_depIdxs = []int32{
 	11, // 0: headlease.v1.DescribeServerResponse.configuration:type_name -> headlease.v1.ClusterConfiguration
@@ -925,20 +937,21 @@ var file_headlease_v1_cluster_proto_depIdxs = []int32{
 	14, // 7: headlease.v1.PartitionStatus.phase:type_name -> headlease.v1.PartitionPhase
 	15, // 8: headlease.v1.PartitionStatus.register:type_name -> headlease.v1.Register
 	16, // 9: headlease.v1.PartitionStatus.shards:type_name -> headlease.v1.ShardRange
-	8,  // 10: headlease.v1.ListPartitionsResponse.partitions:type_name -> headlease.v1.PartitionStatus
-	0,  // 11: headlease.v1.ClusterService.DescribeServer:input_type -> headlease.v1.DescribeServerRequest
-	3,  // 12: headlease.v1.ClusterService.InitRegion:input_type -> headlease.v1.InitRegionRequest
-	5,  // 13: headlease.v1.ClusterService.Status:input_type -> headlease.v1.StatusRequest
-	9,  // 14: headlease.v1.ClusterService.ListPartitions:input_type -> headlease.v1.ListPartitionsRequest
-	1,  // 15: headlease.v1.ClusterService.DescribeServer:output_type -> headlease.v1.DescribeServerResponse
-	4,  // 16: headlease.v1.ClusterService.InitRegion:output_type -> headlease.v1.InitRegionResponse
-	6,  // 17: headlease.v1.ClusterService.Status:output_type -> headlease.v1.StatusResponse
-	10, // 18: headlease.v1.ClusterService.ListPartitions:output_type -> headlease.v1.ListPartitionsResponse
-	15, // [15:19] is the sub-list for method output_type
-	11, // [11:15] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	17, // 10: headlease.v1.PartitionStatus.transfer:type_name -> headlease.v1.TransferStatus
+	8,  // 11: headlease.v1.ListPartitionsResponse.partitions:type_name -> headlease.v1.PartitionStatus
+	0,  // 12: headlease.v1.ClusterService.DescribeServer:input_type -> headlease.v1.DescribeServerRequest
+	3,  // 13: headlease.v1.ClusterService.InitRegion:input_type -> headlease.v1.InitRegionRequest
+	5,  // 14: headlease.v1.ClusterService.Status:input_type -> headlease.v1.StatusRequest
+	9,  // 15: headlease.v1.ClusterService.ListPartitions:input_type -> headlease.v1.ListPartitionsRequest
+	1,  // 16: headlease.v1.ClusterService.DescribeServer:output_type -> headlease.v1.DescribeServerResponse
+	4,  // 17: headlease.v1.ClusterService.InitRegion:output_type -> headlease.v1.InitRegionResponse
+	6,  // 18: headlease.v1.ClusterService.Status:output_type -> headlease.v1.StatusResponse
+	10, // 19: headlease.v1.ClusterService.ListPartitions:output_type -> headlease.v1.ListPartitionsResponse
+	16, // [16:20] is the sub-list for method output_type
+	12, // [12:16] is the sub-list for method input_type
+	12, // [12:12] is the sub-list for extension type_name
+	12, // [12:12] is the sub-list for extension extendee
+	0,  // [0:12] is the sub-list for field type_name
 }
 
 func init() { file_headlease_v1_cluster_proto_init() }
@@ -946,6 +959,7 @@ func file_headlease_v1_cluster_proto_init() {
 	if File_headlease_v1_cluster_proto != nil {
 		return
 	}
+	file_headlease_v1_partition_proto_init()
 	file_headlease_v1_types_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{

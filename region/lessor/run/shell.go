@@ -49,6 +49,9 @@ type Config struct {
 	Raft   Raft
 	Clock  clock.Clock
 	Lessor lessor.Config
+	// Drained is told when the last lease of a draining partition has ended; nil:
+	// nobody. It must not block, nor call the shell.
+	Drained func()
 	// Registerer of the shell's metrics; may be nil.
 	Registerer prometheus.Registerer
 	Logger     *slog.Logger
@@ -180,6 +183,26 @@ func (s *Shell) SessionLeft(id string) (left time.Duration, ok bool) {
 	return expiry.Sub(s.cfg.Clock.Now()), ok
 }
 
+// Grace sets how long holders may go on once the partition's drain begins, which
+// is the caller's next proposal.
+func (s *Shell) Grace(partition string, grace time.Duration) {
+	s.with(func(l *lessor.Lessor, now instant.Instant) { l.Grace(now, partition, grace) })
+}
+
+// Drain tells how far the drain of a partition is; ok is false if none runs or
+// this server does not lead.
+func (s *Shell) Drain(partition string) (d lessor.Draining, ok bool) {
+	s.with(func(l *lessor.Lessor, now instant.Instant) { d, ok = l.Drain(now, partition) })
+	return d, ok
+}
+
+// Drained reports whether a draining partition may be released, and whether no
+// lock delay of it is left.
+func (s *Shell) Drained(partition string, epoch fence.Epoch) (settled, drained bool) {
+	s.with(func(l *lessor.Lessor, now instant.Instant) { settled, drained = l.Drained(now, partition, epoch) })
+	return settled, drained
+}
+
 // Stats are the lessor's; zero while not leading.
 func (s *Shell) Stats() (st lessor.Stats) {
 	s.with(func(l *lessor.Lessor, _ instant.Instant) { st = l.Stats() })
@@ -251,6 +274,9 @@ func (s *Shell) flush() {
 	}
 	for _, c := range out.Commands {
 		s.propose(s.term, c)
+	}
+	if out.Drained && s.cfg.Drained != nil {
+		s.cfg.Drained()
 	}
 	if s.lessor.CheckWanted() {
 		wake.Up(s.ask)
