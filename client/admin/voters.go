@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/headlease/headlease/global/config"
 	"github.com/headlease/headlease/global/reconfigure"
+	"github.com/headlease/headlease/global/register"
 	"github.com/headlease/headlease/internal/clusterfile"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
@@ -56,6 +58,61 @@ func (c *Cluster) ReplaceRegion(ctx context.Context, name string, progress func(
 		return nil, err
 	}
 	return c.Change(ctx, Change{Goal: reconfigure.Replace(config.RegionVoter(name), v), Progress: progress})
+}
+
+// RemoveRegion ends the membership of a region. It is refused while the region, or
+// any partition's register as another region knows it, says that it owns one, and
+// while a partition prefers it: else it could become the owner at any time.
+func (c *Cluster) RemoveRegion(ctx context.Context, name string, progress func(string)) (*pb.ClusterConfiguration, error) {
+	goal := reconfigure.Remove(config.RegionVoter(name))
+	checked := func(conf *pb.ClusterConfiguration) (*reconfigure.Step, error) {
+		step, err := goal(conf)
+		if err != nil || step == nil {
+			return step, err
+		}
+		for _, p := range conf.GetPartitions() {
+			if slices.Contains(p.GetPrefer(), name) {
+				return nil, fmt.Errorf("partition %s prefers region %s; take it out of its list first with 'headlease config apply', and drain it", p.GetName(), name)
+			}
+		}
+		return step, c.ownsNothing(ctx, name)
+	}
+	return c.Change(ctx, Change{Goal: checked, Progress: progress})
+}
+
+// ownsNothing checks that a region says of no partition that it owns it, nor does the
+// newest value that any region that answers has accepted. A lost region cannot be
+// asked itself.
+func (c *Cluster) ownsNothing(ctx context.Context, name string) error {
+	answered := 0
+	newest := map[string]register.Record{}
+	for _, r := range c.Look(ctx).Regions {
+		if r.Err != nil {
+			continue
+		}
+		answered++
+		for _, p := range r.Status.GetPartitions() {
+			if r.Name == name && (p.GetHeldNs() > 0 || p.GetEpoch() != 0) {
+				return ownsStill(name, p.GetName())
+			}
+			if rec := register.RecordOf(p.GetRegister()); newest[p.GetName()].Accepted.Less(rec.Accepted) {
+				newest[p.GetName()] = rec
+			}
+		}
+	}
+	for partition, rec := range newest {
+		if rec.Value.Owner.Name == name {
+			return ownsStill(name, partition)
+		}
+	}
+	if answered == 0 {
+		return fmt.Errorf("no region answers, so it is not known whether region %s owns a partition", name)
+	}
+	return nil
+}
+
+func ownsStill(region, partition string) error {
+	return fmt.Errorf("region %s owns partition %s; hand it over first with 'headlease region drain %s'", region, partition, region)
 }
 
 // witness asks a witness who it is, and checks that it may join.

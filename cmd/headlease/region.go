@@ -61,6 +61,7 @@ leadership over first.`,
 	cmd.Flags().BoolVar(&drills, "drills", false, "let an admin inject faults; never in production")
 	cmd.Flags().StringVar(&faults, "faults", "", "file of the faults in force from the start; needs --drills")
 	cmd.AddCommand(regionMemberCmds(a)...)
+	cmd.AddCommand(newRegionDrainCmd(a))
 	return cmd
 }
 

@@ -107,6 +107,18 @@ config apply'.`,
 			},
 		}),
 		newMemberCmd(a, member{
+			use: "remove NAME", short: "End the membership of a region that owns nothing", args: 1,
+			long: `Remove takes a region out of the voters. While it owns a partition it is refused:
+drain it first ('headlease region drain'), and take it out of the lists of preferred
+regions ('headlease config apply'), so that it becomes no owner meanwhile. A region
+whose servers are lost for good need not run; its partitions have new owners by
+then.`,
+			example: `  headlease region drain ap && headlease region remove ap`,
+			do: func(ctx context.Context, c *cluster.Cluster, args []string, progress func(string)) (*pb.ClusterConfiguration, error) {
+				return c.RemoveRegion(ctx, args[0], progress)
+			},
+		}),
+		newMemberCmd(a, member{
 			use: "replace NAME", short: "Make a region whose data is new a voter instead of its old self", args: 1,
 			long: `Replace removes a region's old incarnation and adds the present one, after all its
 data was lost and its servers started with empty data directories, or after a

@@ -74,6 +74,13 @@ type part struct {
 	raise bool
 	// planned is Adopt's, for value.
 	planned bool
+	// spreading: value is a release that is chosen; it goes out again until the
+	// successor's voter is among those told, which have it or come after it. Not for
+	// long: each time restarts the clocks of voters that keep all but the successor
+	// out.
+	spreading   bool
+	spreadUntil instant.Instant
+	told        votes
 
 	adopting bool
 	// dropping is an epoch whose Drop is proposed. It is dead from then on
@@ -256,6 +263,9 @@ func (l *Leader) RegisterChanged(now instant.Instant, partition string, rec regi
 	if _, p := l.part(partition); p != nil {
 		p.own.Record = rec
 		p.seen = max(p.seen, rec.Promised.Round)
+		if p.spreading && rec.Accepted != p.ballot {
+			l.stopSpreading(p) // another value has come after it
+		}
 		if l.offered(rec) {
 			p.base, p.fails = min(p.base, l.now), 0
 		}
@@ -475,7 +485,7 @@ func (l *Leader) dueAt(i int) instant.Instant {
 	switch {
 	case l.stale, p.running, p.own.Record.Alarm != "":
 		return never
-	case !p.ballot.IsZero() && p.value.Released():
+	case !p.ballot.IsZero() && p.value.Released() && !p.spreading:
 		return never // sent again until it is chosen
 	case p.release != nil, p.raise && !l.raised(p):
 		return max(p.base, l.start.Add(max(l.cfg.D, p.value.D)))
@@ -485,7 +495,7 @@ func (l *Leader) dueAt(i int) instant.Instant {
 		return never
 	case p.asks:
 		return p.base
-	case !p.ballot.IsZero():
+	case !p.ballot.IsZero() && !p.spreading:
 		if p.healAt == 0 {
 			return never
 		}

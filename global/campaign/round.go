@@ -42,6 +42,8 @@ func (l *Leader) renew() {
 	for i := range l.parts {
 		p := &l.parts[i]
 		switch {
+		case p.spreading && p.spreadUntil <= l.now:
+			l.stopSpreading(p)
 		case p.ballot.IsZero(), p.asks:
 		case p.renewUntil > l.now, p.value.Released(), l.cfg.Manual:
 			parts = append(parts, i)
@@ -111,6 +113,9 @@ func (l *Leader) acceptAnswered(voter int, id uint64, answers []AcceptAnswer) {
 		items := l.rounds[k].items
 		if j, ok := slices.BinarySearchFunc(items, i, func(it item, part int) int { return it.part - part }); ok {
 			items[j].votes |= 1 << voter
+			if items[j].ballot == l.parts[i].ballot {
+				l.tell(&l.parts[i], 1<<voter)
+			}
 		}
 	}
 	if k >= 0 {
@@ -129,6 +134,10 @@ func (l *Leader) refused(p *part, voter int, in AcceptAnswer) {
 	case in.Rule == register.RuleV1Ballot && p.ballot.Less(in.Record.Promised):
 	default:
 		return // passing: the next round asks again
+	}
+	if p.spreading {
+		l.tell(p, 1<<voter) // it has promised to somebody who comes after the release
+		return
 	}
 	p.blocked |= 1 << voter
 	switch {
@@ -179,10 +188,13 @@ func (l *Leader) settle(i int) {
 	}
 	name := l.cfg.Partitions[i].Name
 	switch {
+	case p.spreading:
 	case p.value.Released():
 		l.emit(Released{name, p.value.Epoch})
-		p.ballot, p.value, p.won, p.release, p.asks = register.Ballot{}, register.Value{}, 0, nil, false
+		p.release, p.healAt, p.asks = nil, 0, false
+		p.spreading, p.spreadUntil = true, l.now.Add(l.cfg.D/2)
 		p.base = l.now.Add(2 * l.cfg.D) // the others first
+		l.tell(p, 0)
 		if p.own.Live != 0 {
 			l.drop(i)
 		}
@@ -195,6 +207,25 @@ func (l *Leader) settle(i int) {
 		p.held, p.heldUntil = p.value.Epoch, p.won
 		l.emit(Held{name, p.held, p.heldUntil})
 	}
+}
+
+// tell notes that voters need not hear of a chosen release any more.
+func (l *Leader) tell(p *part, told votes) {
+	if !p.value.Released() {
+		return
+	}
+	successor, known := l.q.index[regionVoter(p.value.Successor)]
+	if p.told |= told; p.spreading && (!known || p.told.has(successor)) {
+		l.stopSpreading(p)
+	}
+}
+
+// regionVoter is the id of a region's voter.
+func regionVoter(region string) string { return "region/" + region }
+
+func (l *Leader) stopSpreading(p *part) {
+	p.ballot, p.value, p.won, p.blocked = register.Ballot{}, register.Value{}, 0, 0
+	p.spreading, p.spreadUntil, p.told = false, 0, 0
 }
 
 // forget lets go of rounds that can move no hold any more.

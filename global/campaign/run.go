@@ -294,6 +294,7 @@ func (l *Leader) win(ballot register.Ballot, t *tally) bool {
 	p.ballot, p.value = ballot, v
 	p.planned = rec.Value.Released() && rec.Value.Reason == register.ReasonDrained && !v.Released()
 	p.won, p.blocked, p.healAt = 0, 0, 0
+	p.spreading, p.spreadUntil, p.told = false, 0, 0
 	p.running, p.adopting = false, false
 	p.asks, p.renewUntil = false, l.now.Add(v.D)
 	switch {

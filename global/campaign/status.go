@@ -55,6 +55,8 @@ func (l *Leader) explain(i int, now instant.Instant) string {
 	}
 	if !p.ballot.IsZero() {
 		switch {
+		case p.spreading:
+			add("released epoch %d, not known to region %s yet", p.value.Epoch, p.value.Successor)
 		case p.value.Released():
 			add("releasing epoch %d at ballot %v", p.value.Epoch, p.ballot)
 		case p.won == 0:
@@ -201,7 +203,7 @@ func (l *Leader) AppendState(b []byte) []byte {
 		u(uint64(p.own.Live))
 		u(uint64(p.own.Floor))
 		u(p.seen)
-		flag(p.running, p.hurry, p.adopting, p.raise, p.planned)
+		flag(p.running, p.hurry, p.adopting, p.raise, p.planned, p.spreading)
 		if !l.cfg.Manual { // else nothing begins by these
 			at(p.base)
 			at(p.healAt)
@@ -213,6 +215,10 @@ func (l *Leader) AppendState(b []byte) []byte {
 		record(register.Record{Value: p.value})
 		at(p.won)
 		u(uint64(p.blocked))
+		if p.value.Released() {
+			u(uint64(p.told))
+			at(p.spreadUntil)
+		}
 		u(uint64(p.dropping))
 		flag(p.release != nil)
 		if p.release != nil {

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"sync"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -58,14 +60,21 @@ type Voter struct {
 	term uint64 // of the tables; 0: not leading
 	conf *pb.ClusterConfiguration
 	regs map[string]register.Register
+	// cleared is closed, and made anew, when promises' fates become known.
+	cleared chan struct{}
 }
+
+// pendingWait is how long an Accept waits for the fate of a promise at most. It
+// mostly comes right after its own Prepare, whose promise others have counted
+// before it was committed here.
+const pendingWait = 200 * time.Millisecond
 
 // New returns a voter that does not lead yet.
 func New(cfg Config) *Voter {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &Voter{cfg: cfg, metrics: telemetry.NewVotes(cfg.Registerer)}
+	return &Voter{cfg: cfg, metrics: telemetry.NewVotes(cfg.Registerer), cleared: make(chan struct{})}
 }
 
 // Begin builds the tables of a term from the view at its first own entry. It
@@ -273,6 +282,8 @@ func (v *Voter) commitPromises(ctx context.Context, term uint64, w *batch) ([]*p
 func (v *Voter) clearPending(term uint64, names []string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	close(v.cleared)
+	v.cleared = make(chan struct{})
 	if v.term != term {
 		return
 	}
@@ -310,6 +321,7 @@ func (v *Voter) accept(ctx context.Context, check func(*pb.ClusterConfiguration)
 	answers := make([]*pb.AcceptAnswer, len(all))
 	write := &batch{}
 	var renew []int
+	v.awaitPromises(ctx, all)
 
 	now := v.cfg.Clock.Now()
 	v.mu.Lock()
@@ -369,6 +381,33 @@ func (v *Voter) accept(ctx context.Context, check func(*pb.ClusterConfiguration)
 		}
 	}
 	return answers, nil
+}
+
+// awaitPromises waits until no register of the items has a promise on its way,
+// for a bounded time: what is still on its way then is refused.
+func (v *Voter) awaitPromises(ctx context.Context, items []*pb.AcceptItem) {
+	var late <-chan time.Time
+	for {
+		v.mu.Lock()
+		cleared := v.cleared
+		pending := slices.ContainsFunc(items, func(it *pb.AcceptItem) bool { return v.regs[it.GetPartition()].Pending })
+		v.mu.Unlock()
+		if !pending {
+			return
+		}
+		if late == nil {
+			t := time.NewTimer(pendingWait)
+			defer t.Stop()
+			late = t.C
+		}
+		select {
+		case <-cleared:
+		case <-late:
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // renew answers renewals after a leadership check begun now, that is after

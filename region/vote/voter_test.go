@@ -498,3 +498,33 @@ func TestAgain(t *testing.T) {
 		}
 	})
 }
+
+// An Accept that comes while its own Prepare's promise is being committed waits
+// for that and is taken: others have made the majority meanwhile, and do not ask
+// again.
+func TestH3AnAcceptWaitsForAPromiseThatIsPending(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGroup(t, nil)
+		g.hold = make(chan struct{})
+		go func() { _, _ = g.prepare(t.Context(), 5, false) }()
+		synctest.Wait()
+		answer := make(chan *pb.AcceptAnswer, 1)
+		go func() {
+			a, err := g.accept(t.Context(), 5, "us", rival, 1)
+			if err != nil {
+				t.Error(err)
+			}
+			answer <- a
+		}()
+		synctest.Wait()
+		select {
+		case a := <-answer:
+			t.Fatalf("answered while the promise is pending: %v", a)
+		default:
+		}
+		close(g.hold)
+		if a := <-answer; a.GetRefusal() != nil {
+			t.Errorf("after the promise: %v", a)
+		}
+	})
+}
