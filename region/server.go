@@ -235,7 +235,7 @@ func (s *Server) makeShells() {
 	s.campaign = campaignrun.New(campaignrun.Config{
 		Region: s.process.Region, Own: s.voter, Remote: newVoters(s.cfg.Registry, s.remote, slices.Sorted(maps.Keys(s.peers.voters()))),
 		Raft: campaignRaft{s.replica, s.metrics.campaigns}, Heads: heads{s.lessor, s.metrics},
-		Verdict: s.verdict, Drained: s.lessor.Drained, Clock: s.cfg.Clock, Rho: Rho, Registerer: s.cfg.Registry, Logger: s.cfg.Logger,
+		Verdict: s.verdict, Drained: s.lessor.Drained, Grace: s.lessor.Grace, Clock: s.cfg.Clock, Rho: Rho, Registerer: s.cfg.Registry, Logger: s.cfg.Logger,
 		Rand: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())), NeverApplied: neverApplied,
 	})
 }

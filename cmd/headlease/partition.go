@@ -15,8 +15,11 @@ func newPartitionCmd(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "partition",
 		Short: "Move partitions between regions",
-		Args:  usage(cobra.NoArgs),
-		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		Long: `A partition is owned by one region at a time. It passes to another one by itself
+when its region is lost; these commands move it in order.`,
+		Example: `  headlease partition transfer eu-equities --to us -f cluster.yaml --certs certs`,
+		Args:    usage(cobra.NoArgs),
+		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newTransferCmd(a))
 	return cmd

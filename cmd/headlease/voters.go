@@ -113,7 +113,8 @@ drain it first ('headlease region drain'), and take it out of the lists of prefe
 regions ('headlease config apply'), so that it becomes no owner meanwhile. A region
 whose servers are lost for good need not run; its partitions have new owners by
 then.`,
-			example: `  headlease region drain ap && headlease region remove ap`,
+			example: `  headlease region drain ap -f cluster.yaml --certs certs
+  headlease region remove ap -f cluster.yaml --certs certs`,
 			do: func(ctx context.Context, c *cluster.Cluster, args []string, progress func(string)) (*pb.ClusterConfiguration, error) {
 				return c.RemoveRegion(ctx, args[0], progress)
 			},

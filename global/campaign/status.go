@@ -43,6 +43,20 @@ func (l *Leader) Explain(now instant.Instant) []Status {
 	return out
 }
 
+// Holds returns the partitions that are held at now, without words.
+func (l *Leader) Holds(now instant.Instant) (out []Status) {
+	for i := range l.parts {
+		if p := &l.parts[i]; p.held != 0 && p.heldUntil > now {
+			v := p.own.Record.Value
+			out = append(out, Status{
+				Partition: l.cfg.Partitions[i].Name, Owner: v.Owner.Name, Epoch: v.Epoch, Accepted: p.own.Record.Accepted,
+				Held: p.held, HeldUntil: p.heldUntil,
+			})
+		}
+	}
+	return out
+}
+
 func (l *Leader) explain(i int, now instant.Instant) string {
 	p := &l.parts[i]
 	var say []string

@@ -6,6 +6,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/headlease/headlease/internal/clusterfile"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
 
@@ -181,11 +182,21 @@ func Diff(prev, next *pb.ClusterConfiguration) []string {
 		if !slices.Equal(was.GetPrefer(), p.GetPrefer()) {
 			say("~ partition %s: prefer %v -> %v", p.GetName(), was.GetPrefer(), p.GetPrefer())
 		}
+		if was.GetAutoFailback() != p.GetAutoFailback() {
+			say("~ partition %s: failback %s -> %s", p.GetName(), failback(was), failback(p))
+		}
 		if a, b := rangesText(was), rangesText(p); a != b {
 			say("~ partition %s: shards %s -> %s", p.GetName(), a, b)
 		}
 	}
 	return append(out, exceptionDiff(prev, next)...)
+}
+
+func failback(p *pb.PartitionSpec) clusterfile.Failback {
+	if p.GetAutoFailback() {
+		return clusterfile.FailbackAuto
+	}
+	return clusterfile.FailbackManual
 }
 
 func exceptionDiff(prev, next *pb.ClusterConfiguration) (out []string) {

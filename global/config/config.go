@@ -37,7 +37,7 @@ func FromFile(f clusterfile.File, clusterID string) *pb.ClusterConfiguration {
 		Shards: f.Shards, DNs: int64(f.D), AllowEvenWitnesses: f.AllowEvenWitnesses,
 	}
 	for _, p := range f.Partitions {
-		spec := &pb.PartitionSpec{Name: p.Name, Prefer: slices.Clone(p.Prefer)}
+		spec := &pb.PartitionSpec{Name: p.Name, Prefer: slices.Clone(p.Prefer), AutoFailback: p.Failback == clusterfile.FailbackAuto}
 		for _, r := range p.Shards {
 			spec.Shards = append(spec.Shards, &pb.ShardRange{First: r.First, Last: r.Last})
 		}

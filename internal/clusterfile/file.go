@@ -116,7 +116,22 @@ type Partition struct {
 	// Shards are in order and do not touch each other.
 	Shards []ShardRange
 	Prefer []string
+	// Failback says who hands the partition back to a more preferred region that
+	// is up again.
+	Failback Failback
 }
+
+// Failback of a partition.
+type Failback string
+
+// Kinds of failback.
+const (
+	// FailbackManual leaves it to an operator.
+	FailbackManual Failback = "manual"
+	// FailbackAuto: the owner does, by a planned transfer, once the other region
+	// has been steady for a while.
+	FailbackAuto Failback = "auto"
+)
 
 // ShardRange is the shards First to Last, both included.
 type ShardRange struct {

@@ -1,6 +1,7 @@
 package clusterfile
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"reflect"
@@ -71,9 +72,10 @@ type rawWitness struct {
 }
 
 type rawPartition struct {
-	Name   string   `mapstructure:"name"`
-	Shards any      `mapstructure:"shards"`
-	Prefer []string `mapstructure:"prefer"`
+	Name     string   `mapstructure:"name"`
+	Shards   any      `mapstructure:"shards"`
+	Prefer   []string `mapstructure:"prefer"`
+	Failback string   `mapstructure:"failback"`
 }
 
 // Parse reads a cluster file and an environment ("KEY=value", as from
@@ -257,7 +259,9 @@ func withDefaults(r raw) (File, []Fault) {
 		if problem != "" {
 			faults = append(faults, Fault{fmt.Sprintf("partitions[%d].shards", i), problem})
 		}
-		f.Partitions = append(f.Partitions, Partition{Name: p.Name, Shards: ranges, Prefer: p.Prefer})
+		f.Partitions = append(f.Partitions, Partition{
+			Name: p.Name, Shards: ranges, Prefer: p.Prefer, Failback: cmp.Or(Failback(p.Failback), FailbackManual),
+		})
 	}
 	return f, faults
 }

@@ -176,7 +176,8 @@ func TestEachFaultNamesFieldValueAndRemedy(t *testing.T) {
 		"seven servers":  {replace("      - {name: eu-3, host: 10.1.0.3}\n", sevenServers), "regions[0].servers: 7 listed; use 3 or 5 (1 for development only)"},
 		"unknown top":    {add("witneses: []"), "witneses: unknown key; did you mean witnesses?"},
 		"unknown server": {replace("{name: eu-2, host:", "{name: eu-2, hots:"), "regions[0].servers[1].hots: unknown key; did you mean host?"},
-		"unknown, far":   {replace("prefer: [eu]", "prefer: [eu], colour: red"), "partitions[0].colour: unknown key; known here: name, shards, prefer"},
+		"unknown, far":   {replace("prefer: [eu]", "prefer: [eu], colour: red"), "partitions[0].colour: unknown key; known here: name, shards, prefer, failback"},
+		"failback":       {replace("prefer: [eu]", "prefer: [eu], failback: always"), `partitions[0].failback: "always" is no way to fail back; choose manual or auto`},
 		"even": {
 			replace("witnesses:\n", "witnesses:\n  - {name: w2, host: 10.9.0.2}\n"),
 			"witnesses: 2 listed, an even number that tolerates no more losses than 1; use 1 or 3, or set allow_even_witnesses: true",

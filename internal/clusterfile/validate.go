@@ -296,6 +296,9 @@ func (c *checker) partitions(f File) {
 			}
 		}
 		c.prefer(path+".prefer", f, p)
+		if p.Failback != FailbackManual && p.Failback != FailbackAuto {
+			c.fault(path+".failback", "%q is no way to fail back; choose manual or auto", p.Failback)
+		}
 		readable = readable && !c.skip[path+".*"]
 		if c.skip[path+".shards"] || !goodCount(f.Shards) || c.skip["shards"] {
 			readable = false

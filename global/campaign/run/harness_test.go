@@ -64,6 +64,12 @@ type head struct {
 // start runs a rig that leads, until the test ends.
 func start(t *testing.T) *rig {
 	t.Helper()
+	return startWith(t, func(*pb.ClusterConfiguration, *Config) {})
+}
+
+// startWith is start with a changed configuration.
+func startWith(t *testing.T, change func(*pb.ClusterConfiguration, *Config)) *rig {
+	t.Helper()
 	r := &rig{t: t, clock: clock.NewRuntime(), machine: state.New(), witnesses: map[string]*witness{}}
 	conf := &pb.ClusterConfiguration{
 		ClusterId: "c", ClusterName: "c", Version: 1, Shards: 1, DNs: int64(d),
@@ -77,11 +83,13 @@ func start(t *testing.T) *rig {
 	}
 	never := func(err error) bool { return !errors.Is(err, context.Canceled) }
 	r.voter = vote.New(vote.Config{Region: "eu", Raft: r, Detector: healthy{}, Clock: r.clock, NeverApplied: never})
-	r.shell = New(Config{
+	cfg := Config{
 		Region: "eu", Own: r.voter, Remote: r, Raft: r, Heads: r, Clock: r.clock, Rho: rho,
 		Verdict: func(string) register.Verdict { return register.VerdictUnknown },
 		Rand:    rand.New(rand.NewPCG(1, 2)), NeverApplied: never,
-	})
+	}
+	change(conf, &cfg)
+	r.shell = New(cfg)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- r.shell.Run(ctx) }()

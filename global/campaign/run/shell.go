@@ -74,6 +74,13 @@ type Config struct {
 	// may be released, and whether no lock delay is left either (settled); nil: a
 	// draining partition is not released. It must not block.
 	Drained func(partition string, epoch fence.Epoch) (settled, drained bool)
+	// Grace tells the lessor how long holders may go on in a drain that this shell
+	// is about to begin, for a failback; nil: partitions are not handed back by
+	// themselves. It must not block.
+	Grace func(partition string, grace time.Duration)
+	// Steady is how long a preferred region must be healthy before a partition with
+	// automatic failback is handed to it; 0: a minute.
+	Steady time.Duration
 	// NeverApplied reports whether a proposal's error means that the command
 	// surely did not and will not take effect.
 	NeverApplied func(error) bool
@@ -117,6 +124,7 @@ type Shell struct {
 	problems map[string]Problem
 	// draining are the partitions of which a drain is committed.
 	draining map[string]*drain
+	failback *campaign.Failback
 	// learning is the version of a newer configuration that is being stored.
 	learning  uint64
 	uncounted *prometheus.CounterVec
@@ -177,6 +185,7 @@ func (s *Shell) build(view state.View) {
 	s.problems = map[string]Problem{}
 	s.stale = false
 	_, s.recorded = livesOf(view)
+	s.failback = campaign.NewFailback(s.cfg.Steady)
 	s.findTransfers(view)
 	s.kick()
 }
@@ -376,12 +385,15 @@ func (s *Shell) tick() time.Duration {
 	s.look(now)
 	for _, spec := range s.config.GetPartitions() {
 		for _, region := range spec.GetPrefer() {
-			if v := s.cfg.Verdict(region); v != s.verdicts[region] && region != s.self.Name {
+			v := s.cfg.Verdict(region)
+			s.failback.Suspicion(now, region, v)
+			if v != s.verdicts[region] && region != s.self.Name {
 				s.verdicts[region] = v
 				s.perform(s.leader.Suspicion(now, region, v))
 			}
 		}
 	}
+	s.handBack(now)
 	s.releaseDrained(now)
 	s.perform(s.leader.Tick(now))
 	return min(s.cfg.Poll, max(minPause, s.leader.Next().Sub(now)))

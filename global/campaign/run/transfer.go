@@ -1,9 +1,14 @@
 package run
 
 import (
+	"time"
+
 	"github.com/headlease/headlease/fence"
+	"github.com/headlease/headlease/global/campaign"
+	"github.com/headlease/headlease/global/config"
 	"github.com/headlease/headlease/global/register"
 	"github.com/headlease/headlease/internal/instant"
+	pb "github.com/headlease/headlease/proto/headlease/v1"
 	"github.com/headlease/headlease/region/state"
 )
 
@@ -112,4 +117,61 @@ func (s *Shell) Releasing(partition string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.leader != nil && s.leader.Releasing(partition)
+}
+
+// failbackGrace is how long holders may go on in a failback.
+const failbackGrace = 10 * time.Second
+
+// handBack begins the transfers of partitions with automatic failback to regions
+// that are back. s.mu is held.
+func (s *Shell) handBack(now instant.Instant) {
+	if s.cfg.Grace == nil {
+		return
+	}
+	var held map[string]campaign.Status
+	for _, spec := range s.config.GetPartitions() {
+		name := spec.GetName()
+		if !spec.GetAutoFailback() || s.draining[name] != nil {
+			continue
+		}
+		if held == nil {
+			held = s.held(now)
+		}
+		st, ok := held[name]
+		p, known := s.cfg.Raft.View().Partition(name)
+		if !ok || !known || p.Epoch != st.Held {
+			continue
+		}
+		to, due := s.failback.Due(now, campaign.FailbackInput{
+			Partition: name, Value: p.Register.Value, Self: s.self.Name, Prefer: spec.GetPrefer(), Reachable: s.reachable,
+		})
+		if !due {
+			continue
+		}
+		s.cfg.Logger.Info("handing a partition back to a region that is steady again", "partition", name, "epoch", st.Held, "successor", to)
+		s.cfg.Grace(name, failbackGrace)
+		nothing := func(*campaign.Leader, instant.Instant) []campaign.Effect { return nil }
+		s.propose(&pb.Command{Term: s.term, Kind: &pb.Command_StartDrain{StartDrain: &pb.StartDrainCommand{
+			Partition: name, Epoch: uint32(st.Held), Successor: to,
+		}}}, func(l *campaign.Leader, now instant.Instant, _ *pb.CommandResult) []campaign.Effect {
+			return nothing(l, now)
+		}, nothing)
+	}
+}
+
+// held is what the leader holds now. s.mu is held.
+func (s *Shell) held(now instant.Instant) map[string]campaign.Status {
+	held := map[string]campaign.Status{}
+	for _, st := range s.leader.Holds(now) {
+		held[st.Partition] = st
+	}
+	return held
+}
+
+// reachable reports whether a region is a member whose votes come and count.
+// s.mu is held.
+func (s *Shell) reachable(region string) bool {
+	id := config.RegionVoter(region)
+	_, problem := s.problems[id]
+	return !problem && config.VoterIncarnation(s.config, id) != 0
 }

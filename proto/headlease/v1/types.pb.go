@@ -471,7 +471,10 @@ type PartitionSpec struct {
 	Name   string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Shards []*ShardRange          `protobuf:"bytes,2,rep,name=shards,proto3" json:"shards,omitempty"`
 	// Regions in order of preference; only these may own the partition.
-	Prefer        []string `protobuf:"bytes,3,rep,name=prefer,proto3" json:"prefer,omitempty"`
+	Prefer []string `protobuf:"bytes,3,rep,name=prefer,proto3" json:"prefer,omitempty"`
+	// The owner hands the partition to a more preferred region that is back and
+	// steady, by a planned transfer; else an operator does.
+	AutoFailback  bool `protobuf:"varint,4,opt,name=auto_failback,json=autoFailback,proto3" json:"auto_failback,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -525,6 +528,13 @@ func (x *PartitionSpec) GetPrefer() []string {
 		return x.Prefer
 	}
 	return nil
+}
+
+func (x *PartitionSpec) GetAutoFailback() bool {
+	if x != nil {
+		return x.AutoFailback
+	}
+	return false
 }
 
 // ClusterConfiguration is what the voters have decided the cluster to be.
@@ -985,11 +995,12 @@ const file_headlease_v1_types_proto_rawDesc = "" +
 	"\n" +
 	"ShardRange\x12\x14\n" +
 	"\x05first\x18\x01 \x01(\rR\x05first\x12\x12\n" +
-	"\x04last\x18\x02 \x01(\rR\x04last\"m\n" +
+	"\x04last\x18\x02 \x01(\rR\x04last\"\x92\x01\n" +
 	"\rPartitionSpec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x120\n" +
 	"\x06shards\x18\x02 \x03(\v2\x18.headlease.v1.ShardRangeR\x06shards\x12\x16\n" +
-	"\x06prefer\x18\x03 \x03(\tR\x06prefer\"\xe4\x03\n" +
+	"\x06prefer\x18\x03 \x03(\tR\x06prefer\x12#\n" +
+	"\rauto_failback\x18\x04 \x01(\bR\fautoFailback\"\xe4\x03\n" +
 	"\x14ClusterConfiguration\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12!\n" +
