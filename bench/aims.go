@@ -29,6 +29,7 @@ func aims() []aim {
 		waiters, crowd   = "64 waiters", "1000 waiters"
 		kill, hang       = "kill -9", "SIGSTOP (hung)"
 		hl, hlLead, zoo  = "headlease", "headlease-leader", "zk"
+		wide             = "headlease-regions"
 		etcd, lead, fast = "etcd", "etcd-leader", "etcd-fast"
 	)
 	list := []aim{
@@ -53,6 +54,9 @@ func aims() []aim {
 		{"leader frozen, outage, median, to tuned etcd", f("W5", hang, hl, "outage"), f("W5", hang, fast, "outage"), 1.1, false},
 		{"last key free after the TTL, s", f("W6", "", hl, "over_s"), figure{}, 0.5, false},
 		{"unrelated p99 meanwhile, to before", f("W6", "", hl, "m_p99"), f("W6", "", hl, "b_p99"), 2, false},
+		{"acquire in the far region, p50, to etcd", f("W8", "default timers, leader in A, client in C", wide, "acq_p50"), f("W8", "hb 250/el 2500 (advised for WAN), leader in A, client in C", etcd, "acq_p50"), 1.0 / 60, false},
+		{"a region cut off: outage of the others, worst, s", figure{"W8", "default timers, leader region cut both ways", wide, "other2_s", true}, figure{}, 0.1, false},
+		{"a region cut off: serving again after healing, worst, s", figure{"W8", "default timers, leader region cut both ways", wide, "back_s", true}, figure{}, 2, false},
 		{"two believers, ms", figure{"W7", "", hl, "overlap", true}, figure{}, 0, false},
 	}
 	return list

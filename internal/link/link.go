@@ -77,6 +77,9 @@ type Config struct {
 	Credentials *pki.Credentials
 	// Insecure sends plain text, on loopback addresses only.
 	Insecure bool
+	// Dial makes the TCP connections, as net.Dialer.DialContext does, which is the
+	// default; not with Insecure, which binds its own to loopback.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// Faults of this process; nil has none.
 	Faults *fault.Table
 	// Logger; default slog.Default().
@@ -97,6 +100,8 @@ func (c Config) Validate() error {
 		errs = append(errs, fmt.Errorf("identity: %w", err))
 	}
 	switch {
+	case c.Insecure && c.Dial != nil:
+		errs = append(errs, errors.New("dial: insecure connections are made on loopback only; leave one of the two out"))
 	case c.Insecure && c.Credentials != nil:
 		errs = append(errs, errors.New("insecure: certificates are given too; leave one of them out"))
 	case !c.Insecure && c.Credentials == nil:
@@ -199,7 +204,11 @@ func (l *Links) dialRaw(ctx context.Context, plane Plane, peer Peer) (*conn, err
 		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: time.Second, Count: 3},
 		Control:         control(plane, l.cfg.Insecure),
 	}
-	raw, err := d.DialContext(ctx, "tcp", peer.Address)
+	dial := d.DialContext
+	if l.cfg.Dial != nil {
+		dial = l.cfg.Dial
+	}
+	raw, err := dial(ctx, "tcp", peer.Address)
 	if err != nil {
 		return nil, fmt.Errorf("dial %s of %s: %w", plane, peer, err)
 	}
