@@ -238,7 +238,8 @@ func (p *seat) open(ctx context.Context) (*session, error) {
 	return s, nil
 }
 
-// closeSession ends the session here and at the region.
+// closeSession ends the session here and at the region: the call is repeated while
+// the region cannot decide, for no longer than the session lives by itself.
 func (r *region) closeSession(ctx context.Context, p *seat) error {
 	r.mu.Lock()
 	s := p.session
@@ -249,14 +250,32 @@ func (r *region) closeSession(ctx context.Context, p *seat) error {
 	if s == nil {
 		return nil
 	}
-	err := r.conns.do(ctx, func(ctx context.Context, cc *grpc.ClientConn) error {
-		_, err := pb.NewSessionServiceClient(cc).CloseSession(ctx, &pb.CloseSessionRequest{SessionId: s.id, Secret: s.secret})
-		return err
-	})
-	if err == nil || errors.Is(err, ErrSessionExpired) {
-		return nil
+	ctx, cancel := context.WithTimeout(ctx, s.ttl)
+	defer cancel()
+	for pause := minRetry; ; pause = min(2*pause, maxRetry) {
+		err := r.conns.do(ctx, func(ctx context.Context, cc *grpc.ClientConn) error {
+			_, err := pb.NewSessionServiceClient(cc).CloseSession(ctx, &pb.CloseSessionRequest{SessionId: s.id, Secret: s.secret})
+			return err
+		})
+		if err == nil || errors.Is(err, ErrSessionExpired) {
+			return nil
+		}
+		if !retryable(err) || !waitFor(ctx, max(pause, askedToWait(err))) {
+			return fmt.Errorf("close session %s in %s: %w; it expires within %v", s.id, r.name, err, s.ttl)
+		}
 	}
-	return fmt.Errorf("close session %s in %s: %w; it expires within %v", s.id, r.name, err, s.ttl)
+}
+
+// waitFor reports whether ctx still ran when the time was over.
+func waitFor(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return ctx.Err() == nil
+	case <-ctx.Done():
+		return false
+	}
 }
 
 // leaveSession waits for the ack of a keepalive sent from now on, which starts

@@ -368,3 +368,25 @@ func TestAPromotedRegionIsFoundAtOnce(t *testing.T) {
 		}
 	})
 }
+
+// A session is closed at the region though that has no leader at first.
+func TestACloseIsRepeatedUntilTheRegionDecides(t *testing.T) {
+	inWorld(t, func(w *world) {
+		c := w.client("a")
+		l := w.acquire(c, "lock/x")
+		w.eu.Depose()
+		closed := make(chan error, 1)
+		go func() { closed <- c.Close(w.Context()) }()
+		time.Sleep(4 * time.Second) // virtual
+		if l.Valid() {
+			t.Error("valid after its client was closed")
+		}
+		w.eu.Elect(1)
+		if err := <-closed; err != nil {
+			t.Error(err)
+		}
+		if h := w.holder("lock/x"); h != "" {
+			t.Errorf("%s holds it", h)
+		}
+	})
+}
