@@ -37,7 +37,7 @@ type Timing struct {
 func TimingLAN() Timing {
 	return Timing{
 		Heartbeat: 150 * time.Millisecond, Election: 150 * time.Millisecond,
-		LeaderLease: 100 * time.Millisecond, Commit: 25 * time.Millisecond,
+		LeaderLease: 150 * time.Millisecond, Commit: 25 * time.Millisecond,
 	}
 }
 
