@@ -10,13 +10,12 @@
 //
 // The entry of a resource is one string under PREFIX CLUSTER ":" RESOURCE:
 //
-//	TOKEN " " STATE " " PX " " {"holder":…,"region":…}
+//	TOKEN " " STATE " " WRITTEN " " UNTIL " " REGION " " HOLDER
 //
-// STATE is L for a lease and T for the tombstone of one that ended. PX, in eight
-// digits, is the expiry in milliseconds that the entry was last given: until when
-// it holds is the key's own expiry, and how old it is, what has gone by of PX. The
-// epoch is the token's. For a lease PX is what is left of its session, at most
-// MaxAge.
+// STATE is L for a lease and T for the tombstone of one that ended. WRITTEN, of the entry or its
+// newest renewal, and UNTIL, its expiry, are milliseconds of the server's clock. The epoch is
+// the token's. A lease's entry expires when its session does, if it is not kept alive, and after
+// MaxAge at the latest.
 //
 // # What is guaranteed
 //

@@ -1,8 +1,8 @@
 package cache
 
 import (
-	"encoding/json"
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -39,57 +39,49 @@ const (
 	tomb state = 'T'
 )
 
-// pxDigits is the width of PX, so that a renewal overwrites it in place.
-const pxDigits = 8
+// tail is the part of an entry that scripts do not look at. A region's name has no spaces.
+func tail(region, holder string) string { return region + " " + holder }
 
-// payload is the part of an entry that scripts do not look at.
-type payload struct {
-	Holder string `json:"holder,omitempty"`
-	Region string `json:"region"`
-}
+// millis of an expiry: at least 1.
+func millis(d time.Duration) int64 { return max(d.Milliseconds(), 1) }
 
-// encode returns what follows PX.
-func (p payload) encode() (string, error) {
-	raw, err := json.Marshal(p)
-	return string(raw), err
-}
-
-// milliseconds of an expiry as the entry writes it: at least 1.
-func milliseconds(d time.Duration) string {
-	return fmt.Sprintf("%0*d", pxDigits, min(max(d.Milliseconds(), 1), 99_999_999))
-}
-
-// decode reads an entry of which the server says that so much is left.
-func decode(resource, text string, left time.Duration) (Entry, error) {
+// decode reads an entry at an instant of the server's clock.
+func decode(resource, text string, now int64) (Entry, error) {
 	bad := func(why string) (Entry, error) {
 		return Entry{}, fmt.Errorf("cache entry of %s: %s in %.64q", resource, why, text)
 	}
-	head, rest, ok := strings.Cut(text, " ")
-	if !ok || len(rest) < 2+pxDigits+1 || rest[1] != ' ' || rest[2+pxDigits] != ' ' {
-		return bad("no TOKEN STATE PX")
+	part := func() (part string) {
+		part, text, _ = strings.Cut(text, " ")
+		return part
 	}
-	token, err := fence.ParseToken(head)
+	whole := text
+	token, err := fence.ParseToken(part())
 	if err != nil {
+		text = whole
 		return bad("no token")
 	}
-	px, err := strconv.ParseUint(rest[2:2+pxDigits], 10, 32)
-	if err != nil {
-		return bad("no PX")
+	st := part()
+	written, err1 := strconv.ParseUint(part(), 10, 53)
+	until, err2 := strconv.ParseUint(part(), 10, 53)
+	region, holder := part(), text
+	text = whole
+	switch {
+	case err1 != nil || err2 != nil:
+		return bad("no WRITTEN and UNTIL")
+	case region == "":
+		return bad("no region")
 	}
-	var p payload
-	if err := json.Unmarshal([]byte(rest[2+pxDigits+1:]), &p); err != nil {
-		return bad("no JSON")
-	}
-	e := Entry{
-		Resource: resource, Token: token, Region: p.Region,
-		Age: max(0, time.Duration(px)*time.Millisecond-left), Left: left,
-	}
-	switch state(rest[0]) {
-	case live:
-		e.Held, e.Holder = true, p.Holder
-	case tomb:
-	default:
+	e := Entry{Resource: resource, Token: token, Region: region, Age: apart(now, int64(written)), Left: apart(int64(until), now)}
+	switch {
+	case st == string(rune(live)):
+		e.Held, e.Holder = true, holder
+	case st != string(rune(tomb)):
 		return bad("no STATE")
 	}
 	return e, nil
+}
+
+// apart is the time from earlier to later, at least 0: clocks differ by a little.
+func apart(later, earlier int64) time.Duration {
+	return time.Duration(min(max(later-earlier, 0), math.MaxInt64/int64(time.Millisecond))) * time.Millisecond
 }

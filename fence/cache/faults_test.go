@@ -172,14 +172,14 @@ func TestF45OverflowRebuilds(t *testing.T) {
 	t.Parallel()
 	s := start(t)
 	r := newRig(t, unix(s), func(c *Config) { c.QueueLimit = 8 })
-	for i := range 30 {
+	for i := range 200 {
 		r.grant(t, r.mirror, fmt.Sprint("lock/", i))
 	}
 	r.right("at first")
 	if err := s.Freeze(); err != nil {
 		t.Fatal(err)
 	}
-	for i := range 20 {
+	for i := range 190 {
 		r.release(r.mirror, fmt.Sprint("lock/", i))
 	}
 	r.mirror.mu.Lock()
@@ -220,8 +220,11 @@ func TestRenewalsKeepEntries(t *testing.T) {
 	var first, last Entry
 	r.until("it is not renewed beyond its expiry", func() string {
 		e, found, err := r.reader.Lookup(t.Context(), "lock/a")
-		if err != nil || !found || e.Age < 0 || e.Age+e.Left > 4*time.Second {
+		if err != nil || found && (e.Age < 0 || e.Age+e.Left > 4*time.Second) {
 			t.Fatal(e, found, err)
+		}
+		if !found { // this machine stood still for seconds
+			return "it is gone"
 		}
 		if first.Token == 0 {
 			first = e
@@ -232,7 +235,8 @@ func TestRenewalsKeepEntries(t *testing.T) {
 		}
 		return ""
 	})
-	if testutil.ToFloat64(r.mirror.metric.leases) > 3 { // the grant, and rebuilds at the begin
+	// The grant, and rebuilds at the begin.
+	if testutil.ToFloat64(r.mirror.metric.leases) > 3+testutil.ToFloat64(r.mirror.metric.missing) {
 		t.Errorf("%v entries were written for one lease", testutil.ToFloat64(r.mirror.metric.leases))
 	}
 	if first.Token != last.Token || last.Holder != "client/1" || last.Region != "eu" {

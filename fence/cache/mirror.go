@@ -111,6 +111,9 @@ func (c Config) Validate() error {
 	if c.Cluster == "" || c.Region == "" {
 		errs = append(errs, errors.New("cluster and region: both are needed"))
 	}
+	if strings.Contains(c.Region, " ") {
+		errs = append(errs, fmt.Errorf("region: %q has a space", c.Region))
+	}
 	if c.Source.Sessions == nil || c.Source.Left == nil {
 		errs = append(errs, errors.New("source: is incomplete"))
 	}
@@ -144,7 +147,6 @@ type Mirror struct {
 	key    keys
 	client redis.UniversalClient
 	metric *metrics
-	tomb   string // payload of tombstones
 	more   chan struct{}
 	pace   *rate.Limiter
 
@@ -181,9 +183,6 @@ func New(cfg Config) (*Mirror, error) {
 	}
 	m.key = keys{m.cfg.Prefix, cfg.Cluster}
 	var err error
-	if m.tomb, err = (payload{Region: cfg.Region}).encode(); err != nil {
-		return nil, fmt.Errorf("lease cache: %w", err)
-	}
 	m.client, err = cfg.Server.Client(m.cfg.Timeout, func(ctx context.Context, cn *redis.Conn) error {
 		m.rebuild("connect")
 		return errors.Join(put.Load(ctx, cn).Err(), renew.Load(ctx, cn).Err())

@@ -19,6 +19,8 @@ const (
 	// After failuresInARow the cache is not asked for downFor.
 	failuresInARow = 3
 	downFor        = time.Second
+	// askEvery is how often the server's clock is asked for, beside a look-up.
+	askEvery = time.Second
 )
 
 // ReaderConfig configures a Reader. Zero values stand for the defaults.
@@ -40,6 +42,13 @@ type Reader struct {
 	inARow    atomic.Int32
 	downUntil atomic.Int64
 	start     time.Time
+	clock     atomic.Pointer[reading]
+}
+
+// reading is the server's clock, in milliseconds, when the local one was at.
+type reading struct {
+	server int64
+	at     time.Time
 }
 
 // NewReader returns a reader that uses the client, which stays the caller's to
@@ -88,17 +97,45 @@ func (r *Reader) lookup(ctx context.Context, resource string) (Entry, bool, erro
 	ctx, cancel := context.WithTimeout(ctx, r.timeout)
 	defer cancel()
 	key := r.key.of(resource)
-	pipe := r.client.Pipeline()
-	text, left := pipe.Get(ctx, key), pipe.PTTL(ctx, key)
-	_, err := pipe.Exec(ctx)
+	now, known := r.serverNow()
+	var text string
+	var err error
+	if known {
+		text, err = r.client.Get(ctx, key).Result()
+	} else {
+		pipe := r.client.Pipeline()
+		get, at := pipe.Get(ctx, key), pipe.Time(ctx)
+		_, execErr := pipe.Exec(ctx)
+		text, err = get.Result()
+		switch {
+		case at.Err() == nil && at.Val().Unix() > 0:
+			now = at.Val().UnixMilli()
+			r.clock.Store(&reading{server: now, at: time.Now()})
+		case err == nil || errors.Is(err, redis.Nil):
+			// Without a connection the commands themselves may have no error.
+			err = errors.Join(at.Err(), execErr)
+		}
+	}
 	switch {
-	case errors.Is(text.Err(), redis.Nil) && left.Err() == nil:
+	case errors.Is(err, redis.Nil):
 		return Entry{}, false, nil
 	case err != nil:
 		return Entry{}, false, fmt.Errorf("lease cache: %w", err)
-	case left.Val() < 0: // it ended between the two, or is not a mirror's
-		return Entry{}, false, nil
 	}
-	entry, err := decode(resource, text.Val(), left.Val())
+	entry, err := decode(resource, text, now)
 	return entry, err == nil, err
+}
+
+// serverNow is the server's clock, in milliseconds, if it was asked within the last second; else
+// one of the callers is told that it is not known, and asks.
+func (r *Reader) serverNow() (now int64, known bool) {
+	last := r.clock.Load()
+	if last == nil {
+		return 0, false
+	}
+	gone := time.Since(last.at)
+	if gone > askEvery && r.clock.CompareAndSwap(last, &reading{last.server + askEvery.Milliseconds(), last.at.Add(askEvery)}) {
+		return 0, false
+	}
+	return last.server + gone.Milliseconds(), true
 }

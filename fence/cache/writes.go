@@ -2,6 +2,7 @@ package cache
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strconv"
 	"time"
@@ -32,17 +33,13 @@ func (m *Mirror) put(ctx context.Context, writes []write) error {
 		return nil
 	}
 	void := strconv.FormatInt(m.server+time.Since(m.ahead).Milliseconds()+WriteWithin.Milliseconds(), 10)
-	replies, err := m.pipeline(ctx, put, len(writes), func(i int) (string, []any, error) {
+	replies, err := m.pipeline(ctx, put, len(writes), func(i int) (string, []any) {
 		w := writes[i]
-		st, text, px := tomb, m.tomb, Tombstone
+		st, px := tomb, Tombstone
 		if w.left > 0 {
-			var err error
-			if text, err = (payload{Holder: w.holder, Region: m.cfg.Region}).encode(); err != nil {
-				return "", nil, err
-			}
 			st, px = live, min(w.left, m.cfg.MaxAge)
 		}
-		return w.resource, []any{w.token.String(), string(rune(st)), milliseconds(px), text, void}, nil
+		return w.resource, []any{w.token.String(), string(rune(st)), millis(px), tail(m.cfg.Region, w.holder), void}
 	})
 	for i, reply := range replies {
 		switch {
@@ -61,6 +58,8 @@ func (m *Mirror) put(ctx context.Context, writes []write) error {
 	return err
 }
 
+var errNoReply = errors.New("no reply")
+
 // renewal of a lease's entry.
 type renewal struct {
 	Lease
@@ -72,8 +71,8 @@ func (m *Mirror) renew(ctx context.Context, due []renewal) error {
 	if len(due) == 0 {
 		return nil
 	}
-	replies, err := m.pipeline(ctx, renew, len(due), func(i int) (string, []any, error) {
-		return due[i].Resource, []any{due[i].Token.String(), milliseconds(min(due[i].left, m.cfg.MaxAge))}, nil
+	replies, err := m.pipeline(ctx, renew, len(due), func(i int) (string, []any) {
+		return due[i].Resource, []any{due[i].Token.String(), millis(min(due[i].left, m.cfg.MaxAge))}
 	})
 	var missing []write
 	for i, reply := range replies {
@@ -97,7 +96,7 @@ func (m *Mirror) renew(ctx context.Context, due []renewal) error {
 
 // pipeline runs a script on up to batchMax resources in one round trip. A reply of nil
 // is an error of that one; the error returned is the server's.
-func (m *Mirror) pipeline(ctx context.Context, script *redis.Script, n int, call func(i int) (string, []any, error)) ([]any, error) {
+func (m *Mirror) pipeline(ctx context.Context, script *redis.Script, n int, call func(i int) (string, []any)) ([]any, error) {
 	ctx, cancel := context.WithTimeout(ctx, m.cfg.Timeout)
 	defer cancel()
 	if err := m.pace.WaitN(ctx, n); err != nil {
@@ -113,22 +112,23 @@ func (m *Mirror) pipeline(ctx context.Context, script *redis.Script, n int, call
 		pipe := m.client.Pipeline()
 		cmds := make([]*redis.Cmd, len(todo))
 		for at, i := range todo {
-			resource, args, err := call(i)
-			if err != nil {
-				return replies, err
-			}
+			resource, args := call(i)
 			if key := []string{m.key.of(resource)}; whole {
 				cmds[at] = script.Eval(ctx, pipe, key, args...)
 			} else {
 				cmds[at] = pipe.EvalSha(ctx, script.Hash(), key, args...)
 			}
 		}
-		// Each command has its own error; that of Exec is the first of them.
-		_, _ = pipe.Exec(ctx)
+		// Each command has its own error, of which that of Exec is the first; without a connection they
+		// may have none, and no reply.
+		_, execErr := pipe.Exec(ctx)
 		var worst error
 		again := todo[:0]
 		for at, i := range todo {
 			reply, err := cmds[at].Result()
+			if err == nil && reply == nil {
+				err = errors.Join(errNoReply, execErr)
+			}
 			switch {
 			case err == nil:
 				replies[i] = reply

@@ -450,35 +450,3 @@ func TestMarksSurviveAKilledServer(t *testing.T) {
 		t.Fatalf("a late write after the crash: %v", err)
 	}
 }
-
-func BenchmarkUpdate(b *testing.B) {
-	pool, g, ctx := database(b, shared), New(), context.Background()
-	if err := g.Claim(ctx, pool, "r", token(5)); err != nil {
-		b.Fatal(err)
-	}
-	const update = "UPDATE account SET balance = balance + 1 WHERE id = $1"
-	b.Run("plain", func(b *testing.B) {
-		for b.Loop() {
-			if _, err := pool.Exec(ctx, update, 1); err != nil {
-				b.Fatal(err)
-			}
-		}
-	})
-	b.Run("guarded", func(b *testing.B) {
-		for b.Loop() {
-			if _, err := g.Exec(ctx, pool, "r", token(5), update, 1); err != nil {
-				b.Fatal(err)
-			}
-		}
-	})
-	b.Run("guarded-tx", func(b *testing.B) {
-		for b.Loop() {
-			if err := g.Do(ctx, pool, "r", token(5), func(tx pgx.Tx) error {
-				_, err := tx.Exec(ctx, update, 1)
-				return err
-			}); err != nil {
-				b.Fatal(err)
-			}
-		}
-	})
-}

@@ -1,7 +1,6 @@
 package redisguard
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -265,27 +264,4 @@ func TestServerThatForgotRefusesUntilClaimed(t *testing.T) {
 	if err := g.Set(ctx, "r", tok, "{r}:k", 1, 0); err != nil {
 		t.Fatal(err)
 	}
-}
-
-func BenchmarkSet(b *testing.B) {
-	s := startServer(b)
-	g, c := s.guard(Options{})
-	ctx, tok := context.Background(), token(b, 1, 1)
-	if err := g.Claim(ctx, "r", tok); err != nil {
-		b.Fatal(err)
-	}
-	b.Run("plain", func(b *testing.B) {
-		for b.Loop() {
-			if err := c.Set(ctx, "{r}:k", "value", 0).Err(); err != nil {
-				b.Fatal(err)
-			}
-		}
-	})
-	b.Run("guarded", func(b *testing.B) {
-		for b.Loop() {
-			if err := g.Set(ctx, "r", tok, "{r}:k", "value", 0); err != nil {
-				b.Fatal(err)
-			}
-		}
-	})
 }

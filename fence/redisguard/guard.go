@@ -112,7 +112,7 @@ func New(client redis.UniversalClient, opts Options) (*Guard, error) {
 		client:  client,
 		opts:    opts.withDefaults(),
 		claim:   redis.NewScript(luaClaim),
-		command: redis.NewScript(luaBodyHead + luaCommand + luaBodyTail),
+		command: redis.NewScript(luaCommand),
 	}
 	g.servers.init(client)
 	return g, nil
@@ -211,38 +211,35 @@ func (g *Guard) run(ctx context.Context, script *redis.Script, resource string, 
 	if g.opts.Replicas > 0 {
 		return g.runReplicated(ctx, script, resource, token, allKeys, allArgs)
 	}
-	reply, err := script.Run(ctx, g.client, allKeys, allArgs...).Slice()
-	if err != nil {
-		return nil, err
-	}
-	return g.verdict(resource, mark, token, reply)
+	reply, err := script.Run(ctx, g.client, allKeys, allArgs...).Result()
+	return reply, g.verdict(ctx, resource, mark, token, err)
 }
 
-// verdict maps a script's reply to the body's, or to the refusal.
-func (g *Guard) verdict(resource, mark string, token fence.Token, reply []any) (any, error) {
-	// Lua ends a list at its first nil: a body without a reply leaves one out.
-	var status, second any
-	if len(reply) > 0 {
-		status = reply[0]
-	}
-	if len(reply) > 1 {
-		second = reply[1]
-	}
-	seen, _ := second.(string)
-	switch status {
-	case statusOK:
-		return second, nil
-	case statusUnclaimed:
-		return nil, &fence.UnclaimedError{Resource: resource}
-	case statusStale:
-		if t, err := fence.ParseToken(seen); err == nil {
-			return nil, &fence.StaleError{Resource: resource, Seen: t, Given: token}
+// verdict maps a script's error to the refusal that it is. No reply is none.
+func (g *Guard) verdict(ctx context.Context, resource, mark string, token fence.Token, err error) error {
+	switch {
+	case err == nil, errors.Is(err, redis.Nil):
+		return nil
+	case redis.HasErrorPrefix(err, errUnclaimed):
+		return &fence.UnclaimedError{Resource: resource}
+	case redis.HasErrorPrefix(err, errStale):
+		_, text, _ := strings.Cut(err.Error(), " ")
+		if seen, err := fence.ParseToken(strings.TrimSpace(text)); err == nil {
+			return &fence.StaleError{Resource: resource, Seen: seen, Given: token}
 		}
 		// Digits, and above every token.
-		return nil, &CorruptError{Resource: resource, Key: mark, Value: seen}
-	case statusCorrupt:
-		return nil, &CorruptError{Resource: resource, Key: mark, Value: seen}
-	default:
-		return nil, fmt.Errorf("guard script replied %v: not of this package; is a proxy in between", reply)
+		return g.corrupt(ctx, resource, mark)
+	case redis.HasErrorPrefix(err, errCorrupt):
+		return g.corrupt(ctx, resource, mark)
 	}
+	return err
+}
+
+// corrupt says what is in a mark that is no token.
+func (g *Guard) corrupt(ctx context.Context, resource, mark string) error {
+	value, err := g.client.Get(ctx, mark).Result()
+	if err != nil {
+		value = err.Error()
+	}
+	return &CorruptError{Resource: resource, Key: mark, Value: value}
 }

@@ -49,31 +49,28 @@ redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', '(' .. string.format('%.0f', now
 `
 	luaLower = `
 for _, member in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
-  if tonumber(string.match(member, '^%d+')) < tonumber(ARGV[1]) then return {'busy'} end
+  if tonumber(string.match(member, '^%d+')) < tonumber(ARGV[1]) then return 'busy' end
 end
 `
-	luaEnter = luaSeen + `
-if not seen then return {'unclaimed'} end
-if seen ~= ARGV[1] then redis.call('SET', KEYS[1], ARGV[1]) end
-` + luaNow + luaLower + `
+	luaEnter = luaHeld + luaNow + luaLower + `
 redis.call('ZADD', KEYS[2], string.format('%.0f', now + tonumber(ARGV[3])), ARGV[2])
-return {'ok'}
+return 'ok'
 `
 	luaClaimIdle = luaSeen + `
 redis.call('SET', KEYS[1], ARGV[1])
 ` + luaNow + luaLower + `
-return {'ok'}
+return 'ok'
 `
 	// The end moves on whatever the mark is: an effect that was told to stop is waited for
 	// until it has.
 	luaStay = luaNow + `
 redis.call('ZADD', KEYS[2], string.format('%.0f', now + tonumber(ARGV[3])), ARGV[2])
 ` + luaSeen + `
-return {'ok'}
+return 'ok'
 `
 	luaLeave = `
 redis.call('ZREM', KEYS[2], ARGV[2])
-return {'ok'}
+return 'ok'
 `
 )
 
@@ -199,13 +196,9 @@ func (h *Handlers) run(ctx context.Context, resource string, token fence.Token, 
 		return fmt.Errorf("token: %w", err)
 	}
 	set := strings.TrimSuffix(h.guard.opts.KeyPrefix, ":") + "-running:" + strings.TrimPrefix(mark, h.guard.opts.KeyPrefix)
-	reply, err := script.Run(ctx, h.guard.client, []string{mark, set}, token.String(), member, h.running.Milliseconds()).Slice()
-	if err != nil {
-		return err
-	}
-	if len(reply) > 0 && reply[0] == statusBusy {
+	reply, err := script.Run(ctx, h.guard.client, []string{mark, set}, token.String(), member, h.running.Milliseconds()).Result()
+	if reply == statusBusy {
 		return errBusy
 	}
-	_, err = h.guard.verdict(resource, mark, token, reply)
-	return err
+	return h.guard.verdict(ctx, resource, mark, token, err)
 }

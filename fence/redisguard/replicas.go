@@ -21,22 +21,23 @@ func (g *Guard) runReplicated(ctx context.Context, script *redis.Script, resourc
 			return nil, err
 		}
 		reply, replicas, err := g.onNode(ctx, node, script, keys, args)
-		if err != nil {
-			if c, ok := g.client.(*redis.ClusterClient); ok && redis.HasErrorPrefix(err, "MOVED") && moves < maxMoves {
-				c.ReloadState(ctx)
-				continue
-			}
+		if c, ok := g.client.(*redis.ClusterClient); ok && redis.HasErrorPrefix(err, "MOVED") && moves < maxMoves {
+			c.ReloadState(ctx)
+			continue
+		}
+		if err := g.verdict(ctx, resource, keys[0], token, err); err != nil {
 			return nil, err
 		}
-		value, err := g.verdict(resource, keys[0], token, reply)
-		if err == nil && replicas < g.opts.Replicas {
+		if replicas < g.opts.Replicas {
 			err = &ReplicationError{Resource: resource, Want: g.opts.Replicas, Have: replicas}
+		} else {
+			err = nil
 		}
-		return value, err
+		return reply, err
 	}
 }
 
-func (g *Guard) onNode(ctx context.Context, node redis.Cmdable, script *redis.Script, keys []string, args []any) (reply []any, replicas int, err error) {
+func (g *Guard) onNode(ctx context.Context, node redis.Cmdable, script *redis.Script, keys []string, args []any) (reply any, replicas int, err error) {
 	for _, whole := range []bool{false, true} {
 		pipe := node.Pipeline()
 		var run *redis.Cmd
@@ -47,16 +48,17 @@ func (g *Guard) onNode(ctx context.Context, node redis.Cmdable, script *redis.Sc
 		}
 		wait := pipe.Do(ctx, "WAIT", g.opts.Replicas, g.opts.ReplicasWithin.Milliseconds())
 		_, execErr := pipe.Exec(ctx)
-		if reply, err = run.Slice(); err != nil {
-			if redis.HasErrorPrefix(err, "NOSCRIPT") && !whole {
-				continue
-			}
+		switch reply, err = run.Result(); {
+		case redis.HasErrorPrefix(err, "NOSCRIPT") && !whole:
+			continue
+		case err != nil && !errors.Is(err, redis.Nil):
 			return nil, 0, err
 		}
-		if replicas, err = wait.Int(); err != nil {
-			return nil, 0, errors.Join(err, execErr)
+		var waitErr error
+		if replicas, waitErr = wait.Int(); waitErr != nil {
+			return nil, 0, errors.Join(waitErr, execErr)
 		}
-		return reply, replicas, nil
+		return reply, replicas, err
 	}
 	return nil, 0, err
 }

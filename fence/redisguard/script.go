@@ -7,54 +7,48 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// The first element of a script's reply.
+// The first word of the errors by which a script refuses. What was written is replied as it
+// is: a status beside it would cost half of the check.
 const (
-	statusOK        = "ok"
-	statusStale     = "stale"
-	statusUnclaimed = "unclaimed"
-	statusCorrupt   = "corrupt"
+	errStale     = "HLSTALE" // and the mark
+	errUnclaimed = "HLUNCLAIMED"
+	errCorrupt   = "HLCORRUPT"
 )
 
-// In both scripts KEYS[1] is the mark and ARGV[1] the token in decimal. Tokens
+// In all scripts KEYS[1] is the mark and ARGV[1] the token in decimal. Tokens
 // are compared as numbers, exact below 2^53, and stored and returned as the
-// text that came: tostring would round to 14 digits.
+// text that came: tostring would round to 14 digits. Mostly they are equal.
 const (
 	luaSeen = `
 local seen = redis.call('GET', KEYS[1])
-if seen and (#seen > 16 or not string.match(seen, '^[1-9][0-9]*$')) then
-  return {'corrupt', seen}
+if seen and seen ~= ARGV[1] then
+  if #seen > 16 or not string.match(seen, '^[1-9][0-9]*$') then return redis.error_reply('HLCORRUPT the mark is no token') end
+  if tonumber(ARGV[1]) < tonumber(seen) then return redis.error_reply('HLSTALE ' .. seen) end
 end
-if seen and tonumber(ARGV[1]) < tonumber(seen) then
-  return {'stale', seen}
+`
+	luaHeld = luaSeen + `
+if seen ~= ARGV[1] then
+  if not seen then return redis.error_reply('HLUNCLAIMED') end
+  redis.call('SET', KEYS[1], ARGV[1])
 end
 `
 	// SET also takes away a TTL that somebody gave the mark.
 	luaClaim = luaSeen + `
 redis.call('SET', KEYS[1], ARGV[1])
-return {'ok'}
+return 'ok'
 `
 	// The body comes first and on the first line: it sees none of the
 	// check's locals, and the lines of its errors are its own.
 	luaBodyHead = `local headlease_body = function(KEYS, ARGV) `
-	luaBodyTail = "\nend\n" + luaSeen + `
-if not seen then
-  return {'unclaimed'}
-end
-if seen ~= ARGV[1] then
-  redis.call('SET', KEYS[1], ARGV[1])
-end
--- Not unpack, which has a limit.
-local keys, args = {}, {}
-for i = 2, #KEYS do keys[i - 1] = KEYS[i] end
-for i = 2, #ARGV do args[i - 1] = ARGV[i] end
-local reply = headlease_body(keys, args)
-if type(reply) == 'table' and reply['err'] then
-  return reply
-end
-return {'ok', reply}
+	luaBodyTail = "\nend\n" + luaHeld + `
+table.remove(KEYS, 1)
+table.remove(ARGV, 1)
+return headlease_body(KEYS, ARGV)
 `
 	// luaCommand runs one command, given whole as the arguments.
-	luaCommand = `return redis.call(unpack(ARGV))`
+	luaCommand = luaHeld + `
+return redis.call(unpack(ARGV, 2))
+`
 )
 
 // maxCommandArgs is below where Lua's unpack fails ("too many results to
