@@ -7,48 +7,50 @@ import (
 	"time"
 )
 
-// block is how many calls are timed together.
-const block = 50
+// block is how many calls of one kind a caller makes before it is the other's turn.
+const block = 20
 
-// Ratio measures what one call costs beside another one, in one run: blocks of both take
-// turns, and the median of the ratios of their times is reported, as "x". callers make calls
-// at once.
+// Ratio measures what one call costs beside another one, in one run: callers make blocks of both
+// in turn, and the ratio of the two medians of a call's time is reported, as "x". A median
+// leaves out the calls during which this machine did something else.
 func Ratio(b *testing.B, callers int, plain, other func() error) {
 	b.Helper()
-	run := func(f func() error) time.Duration {
-		began := time.Now()
+	var times [2][]time.Duration
+	run := func(kind int, f func() error) {
+		took := make([][]time.Duration, callers)
 		var all sync.WaitGroup
-		for range callers {
+		for c := range callers {
 			all.Go(func() {
 				for range block {
+					began := time.Now()
 					if err := f(); err != nil {
 						b.Error(err)
 						return
 					}
+					took[c] = append(took[c], time.Since(began))
 				}
 			})
 		}
 		all.Wait()
-		return time.Since(began)
+		times[kind] = append(times[kind], slices.Concat(took...)...)
 	}
-	run(plain) // connections are made, scripts loaded
-	run(other)
-	var ratios []float64
-	var times [2]time.Duration
-	calls := 0
+	run(0, plain) // connections are made, scripts loaded
+	run(1, other)
+	times = [2][]time.Duration{}
 	for b.Loop() {
-		p := run(plain)
-		o := run(other)
-		times[0], times[1] = times[0]+p, times[1]+o
-		ratios = append(ratios, float64(o)/float64(p))
-		calls += block * callers
+		run(0, plain)
+		run(1, other)
 		if b.Failed() {
 			return
 		}
 	}
-	slices.Sort(ratios)
-	b.ReportMetric(ratios[len(ratios)/2], "x")
-	b.ReportMetric(float64(times[0].Nanoseconds())/float64(calls), "plain-ns/call")
-	b.ReportMetric(float64(times[1].Nanoseconds())/float64(calls), "ns/call")
+	var median [2]float64
+	for kind, all := range times {
+		slices.Sort(all)
+		median[kind] = float64(all[len(all)/2].Nanoseconds())
+	}
+	b.ReportMetric(median[1]/median[0], "x")
+	b.ReportMetric(median[0], "plain-p50-ns")
+	b.ReportMetric(median[1], "p50-ns")
 	b.ReportMetric(0, "ns/op") // of no use: an op is a pair of blocks
 }
