@@ -9,7 +9,8 @@ import (
 // Applied feeds the leader's tables from the FSM goroutine, in log order. At
 // this server's own TermBegun they are built from the View at that entry; the
 // other events of that entry are in the View already.
-func (s *Server) Applied(index, _ uint64, events []state.Event) {
+func (s *Server) Applied(index, term uint64, events []state.Event) {
+	s.audit.Applied(index, term, events)
 	s.watches.Applied(index, s.process.Region, events)
 	s.cacheApplied(events)
 	for _, e := range events {
@@ -55,6 +56,7 @@ func (s *Server) configured(d time.Duration) {
 // Restored follows a snapshot that replaced the state of a follower, which
 // keeps no tables.
 func (s *Server) Restored() {
+	s.audit.Restored(s.replica.View())
 	s.watches.Restored()
 	s.checkLevel(s.replica.View().Level())
 	if c := s.replica.View().Configuration(); c != nil {

@@ -107,6 +107,7 @@ func (s *Server) makeServers() error {
 	pb.RegisterBackupServiceServer(s.api, api.NewBackups(api.Backups{
 		Cluster: s.cfg.File.Cluster, Region: s.process.Region, Server: s.process.Name, Version: s.cfg.Version, Raft: s.replica,
 	}))
+	pb.RegisterAuditServiceServer(s.api, &api.Audits{Log: s.audit})
 	reflection.RegisterV1(s.api)
 	if s.cfg.Drills {
 		fault.Register(s.api, fault.ServiceConfig{Table: s.cfg.Faults, Authorize: link.RequireAdmin, Logger: s.cfg.Logger})

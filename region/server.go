@@ -27,6 +27,7 @@ import (
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 	"github.com/headlease/headlease/region/admission"
 	"github.com/headlease/headlease/region/api"
+	"github.com/headlease/headlease/region/audit"
 	"github.com/headlease/headlease/region/divergence"
 	lessorrun "github.com/headlease/headlease/region/lessor/run"
 	"github.com/headlease/headlease/region/mux"
@@ -57,6 +58,7 @@ type Server struct {
 	edge     *mux.Edge
 	campaign *campaignrun.Shell
 	watches  *watch.Hub
+	audit    *audit.Log
 	cache    *cache.Mirror // nil: the region has none
 	api      *grpc.Server
 	votes    *grpc.Server
@@ -80,6 +82,7 @@ func New(ctx context.Context, cfg Config) (s *Server, err error) {
 	s = &Server{cfg: cfg.withDefaults(), died: make(chan error, 1)}
 	s.process, _ = cfg.File.Process(cfg.Name)
 	s.metrics = newMetrics(s.cfg.Registry)
+	s.audit = audit.New(audit.Config{Dir: cfg.DataDir, Region: s.process.Region, Server: s.process.Name, Logger: s.cfg.Logger})
 	limits := cfg.File.Limits
 	if s.control, err = admission.New(admission.Limits{InFlight: int(limits.InFlight), Rate: float64(limits.Rate), Burst: int(limits.Burst)}); err != nil {
 		return nil, fmt.Errorf("region server %s: %w", cfg.Name, err)
@@ -104,6 +107,7 @@ func New(ctx context.Context, cfg Config) (s *Server, err error) {
 		return s, err
 	}
 	s.makeShells()
+	s.audit.Begin(s.replica.View())
 	if err := s.makeCache(); err != nil {
 		return s, err
 	}
@@ -269,6 +273,7 @@ func (s *Server) Run(ctx context.Context) error {
 		rungroup.Task{Name: "feature level", Run: s.group.RaiseLevels},
 		rungroup.Task{Name: "detector", Run: s.detector.Run},
 		rungroup.Task{Name: "state hash", Run: (&divergence.Teller{Raft: s.replica, Logger: s.cfg.Logger}).Run},
+		rungroup.Task{Name: "audit", Run: s.audit.Run},
 		rungroup.Task{Name: "lessor", Run: s.lessor.Run},
 		rungroup.Task{Name: "watches", Run: s.watches.Run},
 		rungroup.Task{Name: "lease cache", Run: s.runCache},

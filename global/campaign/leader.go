@@ -43,6 +43,9 @@ type part struct {
 	// base is when to ask next, before the wait by rank.
 	base  instant.Instant
 	fails int
+	// failed is the last attempt that came to nothing, at failedAt; for Explain.
+	failed   tally
+	failedAt instant.Instant
 	// running says that a run has this partition.
 	running bool
 	// hurry asks at once, whatever else waits.

@@ -50,6 +50,7 @@ func (l *Leader) Reconfigure(now instant.Instant, cfg Config, own []Own) ([]Effe
 	l.keepReservations(runs, place)
 	for i := range l.parts {
 		l.parts[i].blocked, l.parts[i].told, l.parts[i].healAt = 0, 0, 0
+		l.parts[i].failed, l.parts[i].failedAt = tally{}, 0              // by other voters
 		l.parts[i].asks, l.parts[i].renewUntil = false, l.now.Add(cfg.D) // by other voters
 		if p := &l.parts[i]; !p.ballot.IsZero() && !p.value.Released() && p.value.D != cfg.D {
 			p.healAt = l.now.Add(l.backoff(maxFails)) // a change of D is a new ballot

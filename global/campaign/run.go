@@ -313,6 +313,7 @@ func (l *Leader) win(ballot register.Ballot, t *tally) bool {
 func (l *Leader) failed(t *tally) {
 	p := &l.parts[t.part]
 	p.running = false
+	p.failed, p.failedAt = *t, l.now
 	switch at := l.againAt(t); {
 	case l.offered(p.own.Record):
 		p.base = l.now.Add(l.backoff(p.fails)) // the others are about to hear of the release

@@ -104,6 +104,12 @@ func (l *Leader) explain(i int, now instant.Instant) string {
 			}
 		}
 	}
+	if p.failedAt != 0 && (p.held == 0 || p.heldUntil <= now) {
+		add("the last attempt, %v ago, failed%s", now.Sub(p.failedAt), l.explainTally(&p.failed, p.failedAt))
+		if silent := l.q.all &^ p.failed.answered(); silent != 0 {
+			add("no answer to it: %s", l.names(silent))
+		}
+	}
 	switch at := l.dueAt(i); {
 	case p.own.Record.Alarm != "":
 		add("register alarmed: %s; an operator must clear it", p.own.Record.Alarm)
@@ -134,6 +140,16 @@ func (l *Leader) explainTally(t *tally, now instant.Instant) string {
 		}
 	}
 	return b.String()
+}
+
+// answered returns the voters that answered at all.
+func (t *tally) answered() (v votes) {
+	for i, a := range t.answers {
+		if a.given {
+			v |= 1 << i
+		}
+	}
+	return v
 }
 
 func (l *Leader) names(v votes) string {

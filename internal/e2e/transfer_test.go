@@ -157,5 +157,22 @@ func TestF26PlannedTransfer(t *testing.T) {
 	w.mu.Unlock()
 	w.until(t, 5, stepTimeout)
 	w.stop()
+	// What happened can be told afterwards.
+	audit := c.mustCLI("audit", "export")
+	for _, want := range []string{
+		`"kind":"transfer aborted","partition":"` + was.Partition + `","epoch":1,"by":"admin"`,
+		`"kind":"draining","partition":"` + was.Partition + `","epoch":1,"successor":"` + to + `","by":"admin"`,
+		`"kind":"adopted","partition":"` + was.Partition + `","epoch":2`, `"kind":"configured"`,
+	} {
+		if !strings.Contains(audit, want) {
+			t.Errorf("the audit lacks %s:\n%s", want, audit)
+		}
+	}
+	explained := c.mustCLI("explain", "partition", was.Partition)
+	for _, want := range []string{"region " + was.Region + " holds epoch 3", "by a planned transfer", "witness/w-oregon"} {
+		if !strings.Contains(explained, want) {
+			t.Errorf("the explanation lacks %q:\n%s", want, explained)
+		}
+	}
 	j.highest() // fails if a lower token was accepted after a higher one
 }

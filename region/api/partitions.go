@@ -93,7 +93,7 @@ func (s *Partitions) TransferPartition(ctx context.Context, req *pb.TransferPart
 	}
 	s.Heads.Grace(p.Name, grace)
 	res, err := s.Raft.Propose(ctx, &pb.Command{Term: term, Kind: &pb.Command_StartDrain{StartDrain: &pb.StartDrainCommand{
-		Partition: p.Name, Epoch: uint32(epoch), Successor: to,
+		Partition: p.Name, Epoch: uint32(epoch), Successor: to, By: s.caller(ctx),
 	}}})
 	if err := resultError(res, err); err != nil {
 		return nil, err
@@ -123,7 +123,7 @@ func (s *Partitions) AbortTransfer(ctx context.Context, req *pb.AbortTransferReq
 		return nil, refused("partition %s is being released to region %s already; transfer it back from there", p.Name, p.Successor)
 	}
 	res, err := s.Raft.Propose(ctx, &pb.Command{Term: term, Kind: &pb.Command_AbortDrain{AbortDrain: &pb.AbortDrainCommand{
-		Partition: p.Name, Epoch: uint32(p.Epoch),
+		Partition: p.Name, Epoch: uint32(p.Epoch), By: s.caller(ctx),
 	}}})
 	if err == nil && res.GetError() != nil {
 		forget() // it will not take effect; with an unknown outcome it may

@@ -71,6 +71,8 @@ func Policy() policy.Table {
 		pb.MemberService_PromoteMember_FullMethodName: {Deadline: 15 * time.Second, MaxRequestBytes: smallRequest, Roles: admins},
 		pb.MemberService_RemoveMember_FullMethodName:  {Deadline: 15 * time.Second, MaxRequestBytes: smallRequest, Roles: admins},
 
+		pb.AuditService_ExportAudit_FullMethodName: {Deadline: 5 * time.Minute, MaxRequestBytes: smallRequest, Roles: admins},
+
 		pb.BackupService_SaveBackup_FullMethodName: {Deadline: 30 * time.Minute, MaxRequestBytes: smallRequest, Roles: admins},
 
 		pb.CallService_Calls_FullMethodName: {Deadline: policy.NoDeadline, MaxRequestBytes: voteRequest, Roles: []policy.Role{policy.Client, policy.Admin, policy.Region}},
@@ -97,6 +99,7 @@ func Local() map[string]bool {
 		pb.MuxService_Carry_FullMethodName:                          true,
 		pb.CallService_Calls_FullMethodName:                         true, // each call is forwarded by itself
 		pb.WatchService_Watch_FullMethodName:                        true,
+		pb.AuditService_ExportAudit_FullMethodName:                  true,
 		"/grpc.health.v1.Health/Check":                              true,
 		"/grpc.health.v1.Health/List":                               true,
 		"/grpc.health.v1.Health/Watch":                              true,

@@ -159,12 +159,16 @@ type PartitionDraining struct {
 	Partition string
 	Epoch     fence.Epoch
 	Successor string
+	// By is who asked for it.
+	By string
 }
 
 // DrainAborted: the partition is active again, at the same epoch.
 type DrainAborted struct {
 	Partition string
 	Epoch     fence.Epoch
+	// By is who asked for it.
+	By string
 }
 
 // PartitionDropped: the epoch is over here and can never be adopted again: no

@@ -164,7 +164,7 @@ func (m *Machine) startDrain(c *pb.StartDrainCommand) *pb.CommandResult {
 	}
 	p = m.editPartition(p)
 	p.phase, p.successor = phaseDraining, c.GetSuccessor()
-	m.emit(PartitionDraining{Partition: p.name, Epoch: p.epoch, Successor: p.successor})
+	m.emit(PartitionDraining{Partition: p.name, Epoch: p.epoch, Successor: p.successor, By: c.GetBy()})
 	m.startSweep()
 	return &pb.CommandResult{}
 }
@@ -179,7 +179,7 @@ func (m *Machine) abortDrain(c *pb.AbortDrainCommand) *pb.CommandResult {
 	if p.phase == phaseDraining {
 		p = m.editPartition(p)
 		p.phase, p.successor = phaseActive, ""
-		m.emit(DrainAborted{Partition: p.name, Epoch: p.epoch})
+		m.emit(DrainAborted{Partition: p.name, Epoch: p.epoch, By: c.GetBy()})
 		m.serveStalled(p.name)
 	}
 	return &pb.CommandResult{}

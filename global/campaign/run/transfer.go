@@ -152,7 +152,7 @@ func (s *Shell) handBack(now instant.Instant) {
 		s.cfg.Grace(name, failbackGrace)
 		nothing := func(*campaign.Leader, instant.Instant) []campaign.Effect { return nil }
 		s.propose(&pb.Command{Term: s.term, Kind: &pb.Command_StartDrain{StartDrain: &pb.StartDrainCommand{
-			Partition: name, Epoch: uint32(st.Held), Successor: to,
+			Partition: name, Epoch: uint32(st.Held), Successor: to, By: "failback",
 		}}}, func(l *campaign.Leader, now instant.Instant, _ *pb.CommandResult) []campaign.Effect {
 			return nothing(l, now)
 		}, nothing)

@@ -2210,10 +2210,12 @@ func (x *SettleCommand) GetEpoch() uint32 {
 // StartDrainCommand begins a planned transfer: from here on no grant and no
 // hand-over passes.
 type StartDrainCommand struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Partition     string                 `protobuf:"bytes,1,opt,name=partition,proto3" json:"partition,omitempty"`
-	Epoch         uint32                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	Successor     string                 `protobuf:"bytes,3,opt,name=successor,proto3" json:"successor,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Partition string                 `protobuf:"bytes,1,opt,name=partition,proto3" json:"partition,omitempty"`
+	Epoch     uint32                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Successor string                 `protobuf:"bytes,3,opt,name=successor,proto3" json:"successor,omitempty"`
+	// Who asked for it, for the audit; it is not kept.
+	By            string `protobuf:"bytes,4,opt,name=by,proto3" json:"by,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2269,11 +2271,20 @@ func (x *StartDrainCommand) GetSuccessor() string {
 	return ""
 }
 
+func (x *StartDrainCommand) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
+}
+
 // AbortDrainCommand returns a draining partition to active, at the same epoch.
 type AbortDrainCommand struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Partition     string                 `protobuf:"bytes,1,opt,name=partition,proto3" json:"partition,omitempty"`
-	Epoch         uint32                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Partition string                 `protobuf:"bytes,1,opt,name=partition,proto3" json:"partition,omitempty"`
+	Epoch     uint32                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// As in StartDrainCommand.
+	By            string `protobuf:"bytes,3,opt,name=by,proto3" json:"by,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2320,6 +2331,13 @@ func (x *AbortDrainCommand) GetEpoch() uint32 {
 		return x.Epoch
 	}
 	return 0
+}
+
+func (x *AbortDrainCommand) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
 }
 
 // RaiseLevelCommand raises the feature level, which guards commands that older
@@ -3439,14 +3457,16 @@ const file_headlease_v1_command_proto_rawDesc = "" +
 	"\x05token\x18\x02 \x01(\x04R\x05token\"C\n" +
 	"\rSettleCommand\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\tR\tpartition\x12\x14\n" +
-	"\x05epoch\x18\x02 \x01(\rR\x05epoch\"e\n" +
+	"\x05epoch\x18\x02 \x01(\rR\x05epoch\"u\n" +
 	"\x11StartDrainCommand\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\tR\tpartition\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\rR\x05epoch\x12\x1c\n" +
-	"\tsuccessor\x18\x03 \x01(\tR\tsuccessor\"G\n" +
+	"\tsuccessor\x18\x03 \x01(\tR\tsuccessor\x12\x0e\n" +
+	"\x02by\x18\x04 \x01(\tR\x02by\"W\n" +
 	"\x11AbortDrainCommand\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\tR\tpartition\x12\x14\n" +
-	"\x05epoch\x18\x02 \x01(\rR\x05epoch\")\n" +
+	"\x05epoch\x18\x02 \x01(\rR\x05epoch\x12\x0e\n" +
+	"\x02by\x18\x03 \x01(\tR\x02by\")\n" +
 	"\x11RaiseLevelCommand\x12\x14\n" +
 	"\x05level\x18\x01 \x01(\rR\x05level\"<\n" +
 	"\x10StateHashCommand\x12\x14\n" +
