@@ -248,8 +248,26 @@ func (l *Log) last() (m mark, err error) {
 }
 
 // Export gives out all lines, oldest first, without their ends. Lines that are
-// no JSON, which a crash has cut off, are left out.
+// no JSON, which a crash has cut off, are left out. What is written meanwhile is
+// not in it, and does not wait for it.
 func (l *Log) Export(take func(line []byte) error) error {
+	parts, err := l.open()
+	for _, p := range parts {
+		if err == nil {
+			err = p.each(take)
+		}
+		err = errors.Join(err, p.file.Close())
+	}
+	return err
+}
+
+// part is a file as it was when it was opened: it is appended to, and renamed.
+type part struct {
+	file *os.File
+	size int64
+}
+
+func (l *Log) open() (parts []part, err error) {
 	l.file.RLock()
 	defer l.file.RUnlock()
 	for _, path := range []string{l.path + Older, l.path} {
@@ -257,18 +275,27 @@ func (l *Log) Export(take func(line []byte) error) error {
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		} else if err != nil {
-			return err
+			return parts, err
 		}
-		lines := bufio.NewScanner(f)
-		lines.Buffer(nil, maxLine)
-		for err == nil && lines.Scan() {
-			if json.Valid(lines.Bytes()) && len(lines.Bytes()) > 0 {
-				err = take(lines.Bytes())
-			}
+		info, err := f.Stat()
+		if err != nil {
+			return parts, errors.Join(err, f.Close())
 		}
-		if err := errors.Join(err, lines.Err(), f.Close()); err != nil {
+		parts = append(parts, part{f, info.Size()})
+	}
+	return parts, nil
+}
+
+func (p part) each(take func(line []byte) error) error {
+	lines := bufio.NewScanner(io.LimitReader(p.file, p.size))
+	lines.Buffer(nil, maxLine)
+	for lines.Scan() {
+		if len(lines.Bytes()) == 0 || !json.Valid(lines.Bytes()) {
+			continue
+		}
+		if err := take(lines.Bytes()); err != nil {
 			return err
 		}
 	}
-	return nil
+	return lines.Err()
 }

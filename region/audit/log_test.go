@@ -96,6 +96,25 @@ func TestTheFilesAreBoundedAndTheNewestStays(t *testing.T) {
 	}
 }
 
+// An export that its reader holds up keeps nobody from writing.
+func TestAnExportDoesNotHoldTheLogUp(t *testing.T) {
+	l := newLog(t, t.TempDir(), 0)
+	l.Applied(1, 1, draining("a"))
+	run(t, l)
+	seen := 0
+	if err := l.Export(func([]byte) error {
+		seen++
+		l.Applied(2, 1, draining("b"))
+		run(t, l)
+		return nil
+	}); err != nil || seen != 1 {
+		t.Fatalf("%d lines, %v", seen, err)
+	}
+	if got := exported(t, l); len(got) != 2 {
+		t.Errorf("%+v", got)
+	}
+}
+
 // A crash leaves a part of a line: what comes after it is whole, and what was cut
 // off is written again when the entry is applied again.
 func TestALineThatACrashCutOffIsWrittenAgain(t *testing.T) {
