@@ -107,7 +107,7 @@ func (l *Leader) explain(i int, now instant.Instant) string {
 	if p.failedAt != 0 && (p.held == 0 || p.heldUntil <= now) {
 		add("the last attempt, %v ago, failed%s", now.Sub(p.failedAt), l.explainTally(&p.failed, p.failedAt))
 		if silent := l.q.all &^ p.failed.answered(); silent != 0 {
-			add("no answer to it: %s", l.names(silent))
+			add("not heard by then: %s", l.names(silent))
 		}
 	}
 	switch at := l.dueAt(i); {
