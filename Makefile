@@ -24,7 +24,7 @@ HISTORIES := ./region/histories
 SIMULATION := ./internal/simulation
 OTHERS = $(filter-out $(shell go list $(PROCESSES) $(HISTORIES) $(SIMULATION)),$(shell go list ./...))
 
-.PHONY: bench-peers build test unit simulation sim soak-sim mutants-sim histories soak-histories mutants processes race verify fmt vet lint proto tidy hygiene generate fuzz-short explore spec bench demo drills scale scale-numbers soak clean help
+.PHONY: bench-peers build test unit simulation sim soak-sim mutants-sim histories soak-histories mutants processes race verify fmt vet lint proto tidy hygiene generate fuzz-short explore spec spec-full bench demo drills scale scale-numbers soak clean help
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -106,6 +106,9 @@ explore: ## the explorers of the pure cores, EXPLORE (3m) each
 
 spec: need-cc need-spin ## the Promela models: small complete searches, and every broken rule is caught
 	spec/check.sh
+
+spec-full: need-cc need-spin ## the larger searches, hours: each in MEM (12000) megabytes and Q (60) minutes
+	MEM=$(or $(MEM),12000) Q=$(or $(Q),60) spec/full.sh
 
 bench: need-redis need-postgres ## every benchmark
 	go test -run '^$$' -bench . -benchmem ./...

@@ -27,6 +27,8 @@ violation|lease.pml|-DM_DRAINMEM|$shortest|-w25
 violation|register.pml|-DMAXR=2 -DT_FORWARD|$shortest|-w25
 violation|reconfig.pml|-DNB=3 -DFIX -DX_SWAP|$shortest|-w25
 none|reconfig.pml|-DNB=3 -DFIX -DSHRINK|$full|-m1000000 -w25
+none|reconfig.pml|-DNB=3 -DFIX -DSHRINK -DCODE|$full|-m1000000 -w25
+violation|reconfig.pml|-DNB=3 -DFIX -DSHRINK -DCODE -DX_NOREACC|$shortest|-w25
 none|reconfig.pml|-DNB=3 -DFIX -DSHRINK -DX_NOSTORE|$full|-m1000000 -w25
 violation|reconfig.pml|-DNB=3 -DFIX -DSHRINK -DX_NOREACC|$shortest|-w25
 violation|reconfig.pml|-DNB=3 -DFIX -DSHRINK -DX_OLDOK|$shortest|-w25

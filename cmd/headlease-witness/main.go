@@ -8,4 +8,9 @@ import (
 	"github.com/headlease/headlease/witness/command"
 )
 
-func main() { os.Exit(command.Main(os.Args[1:], os.Stdout, os.Stderr)) }
+func main() {
+	stop := stayLean()
+	code := command.Main(os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	os.Exit(code)
+}

@@ -42,12 +42,7 @@ func TestLinksNoRaft(t *testing.T) {
 }
 
 func TestIsSmallAndStatic(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "headlease-witness")
-	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-tags", releaseTags(t), "-ldflags", "-s -w", "-o", path, ".")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	path := program(t)
 	info, err := os.Stat(path)
 	if err != nil {
 		t.Fatal(err)
