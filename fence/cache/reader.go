@@ -103,14 +103,15 @@ func (r *Reader) lookup(ctx context.Context, resource string) (Entry, bool, erro
 	if known {
 		text, err = r.client.Get(ctx, key).Result()
 	} else {
+		sent := time.Now() // not the answer's time: an age is rather said to be too high
 		pipe := r.client.Pipeline()
 		get, at := pipe.Get(ctx, key), pipe.Time(ctx)
 		_, execErr := pipe.Exec(ctx)
 		text, err = get.Result()
 		switch {
 		case at.Err() == nil && at.Val().Unix() > 0:
-			now = at.Val().UnixMilli()
-			r.clock.Store(&reading{server: now, at: time.Now()})
+			r.clock.Store(&reading{server: at.Val().UnixMilli(), at: sent})
+			now = at.Val().UnixMilli() + time.Since(sent).Milliseconds()
 		case err == nil || errors.Is(err, redis.Nil):
 			// Without a connection the commands themselves may have no error.
 			err = errors.Join(at.Err(), execErr)
