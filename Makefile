@@ -24,7 +24,7 @@ HISTORIES := ./region/histories
 SIMULATION := ./internal/simulation
 OTHERS = $(filter-out $(shell go list $(PROCESSES) $(HISTORIES) $(SIMULATION)),$(shell go list ./...))
 
-.PHONY: bench-peers build test unit simulation sim soak-sim mutants-sim histories soak-histories mutants processes race verify fmt vet lint proto tidy hygiene generate fuzz-short explore spec spec-full bench demo drills scale scale-numbers soak clean help
+.PHONY: bench-peers build test unit simulation sim soak-sim mutants-sim histories soak-histories mutants processes race verify fmt vet lint proto tidy hygiene generate fuzz-short explore spec spec-full bench demo drills drills-all drill-operator scale scale-numbers soak clean help
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -125,11 +125,17 @@ bench-peers: build bin/etcd need-redis ## beside etcd, Redis and the floor: W="-
 demo: build ## lose a region: another is promoted, and the stale write is refused
 	bin/headlease drill run region-loss
 
-# The short set fits into CI; a machine that stalls shows nothing, and says so.
-SHORT_DRILLS := region-loss cable-cut region-isolated
+# The short set takes about three minutes; a machine that stalls shows nothing, and says so.
+SHORT_DRILLS := region-loss cable-cut region-isolated gossip-loss one-way-cut witness-majority-loss leader-pause
 
 drills: build ## the short set of drills (SHORT_DRILLS), one after the other
 	@for d in $(SHORT_DRILLS); do bin/headlease drill run $$d --tolerate-stalls || exit 1; done
+
+drills-all: build ## every drill RUNS (3) times, a line each in RESULTS (drills.tsv); goes on where it was broken off
+	scripts/drills-all.sh $(or $(RESULTS),drills.tsv) $(or $(RUNS),3)
+
+drill-operator: build ## drills of a cluster that was started as an operator would, with drill agents
+	scripts/drill-operator.sh
 
 scale: ## 20,000 sessions in processes of their own outlive a killed leader, a rolling restart (PAUSE 4s after each server), a redeployment
 	go test -count=1 -v -timeout 20m -run TestManySessions ./internal/e2e -scale.sessions $(or $(SESSIONS),20000) -scale.pause $(or $(PAUSE),4s)

@@ -160,8 +160,12 @@ const (
 	// how many there are.
 	around     = 3 * time.Second
 	mostAround = 40
+	// maxDetails is how many violations are told; more say no more.
+	maxDetails = 20
 	// maxPhi bounds what a chart draws.
 	maxPhi = 100
+	// phiBend is a difference that a chart does not show.
+	phiBend = 0.3
 )
 
 // New makes a report of a record and its verdict.
@@ -178,7 +182,11 @@ func New(h Header, r *check.Record, v check.Verdict) *Report {
 	out.addReigns(r)
 	out.addRates(r)
 	out.addEvents(r)
-	for _, x := range v.Violations {
+	for i, x := range v.Violations {
+		if i == maxDetails {
+			out.Violations = append(out.Violations, fmt.Sprintf("and %d more violations", len(v.Violations)-maxDetails))
+			break
+		}
 		out.Violations = append(out.Violations, x.String())
 		d := Detail{Rule: x.Rule, Text: x.Text, AtMS: -1, About: x.About}
 		if x.At != 0 {
@@ -407,12 +415,30 @@ func (r *Report) around(rec *check.Record, v check.Violation) []Moment {
 	return out
 }
 
+// lastPhi is the last of the first n that is meant, or -1.
+func (r *Report) lastPhi(meant func(Phi) bool, n int) int {
+	for i := n - 1; i >= 0; i-- {
+		if meant(r.Phi[i]) {
+			return i
+		}
+	}
+	return -1
+}
+
 func byTime(a, b Moment) int { return cmp.Compare(a.AtMS, b.AtMS) }
 
 // AddPhi adds an observer's suspicion of a region.
 func (r *Report) AddPhi(at time.Duration, observer, region string, phi float64) {
 	if math.IsNaN(phi) {
 		return
+	}
+	// A line needs only the points at which it bends.
+	same := func(p Phi) bool { return p.Observer == observer && p.Region == region }
+	if n := r.lastPhi(same, len(r.Phi)); n >= 0 && math.Abs(r.Phi[n].Phi-min(phi, maxPhi)) < phiBend {
+		if m := r.lastPhi(same, n); m >= 0 && math.Abs(r.Phi[m].Phi-r.Phi[n].Phi) < phiBend {
+			r.Phi[n].AtMS = math.Round(float64(at) / float64(time.Millisecond))
+			return
+		}
 	}
 	r.Phi = append(r.Phi, Phi{math.Round(float64(at) / float64(time.Millisecond)), observer, region, math.Round(min(phi, maxPhi)*100) / 100})
 }
