@@ -3,10 +3,12 @@ package histories
 import (
 	"context"
 	"math/rand/v2"
+	"strings"
 	"time"
 
 	"github.com/headlease/headlease/internal/history"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
+	"github.com/headlease/headlease/region/state"
 )
 
 // nemesis breaks things.
@@ -41,6 +43,7 @@ var (
 	lags    = kind{"lag", 3, (*nemesis).lag}
 	tardy   = kind{"late expiry", 2, (*nemesis).lateExpiry}
 	revokes = kind{"revocation", 3, (*nemesis).revoke}
+	loses   = kind{"revocation, and then a cut", 2, (*nemesis).revokeThenCut}
 	steps   = kind{"clock step", 3, (*nemesis).step}
 )
 
@@ -411,14 +414,59 @@ func (n *nemesis) revoke() {
 		return
 	}
 	lock := n.locks[n.rng.IntN(len(n.locks))]
-	l, ok := p.replica.View().Lease(lock)
-	if !ok || l.Token == 0 {
+	if l, ok := p.replica.View().Lease(lock); ok && l.Token != 0 {
+		n.revokeLease(p, l)
+	}
+}
+
+// revokeThenCut takes a lease back that its holder keeps, and cuts the holder off
+// just before it passes on: what the stream told it meanwhile must not outlive
+// that [F9].
+func (n *nemesis) revokeThenCut() {
+	p := n.w.leader()
+	if p == nil {
 		return
+	}
+	before := p.replica.View()
+	time.Sleep(100 * time.Millisecond) // virtual: most locks are held for less
+	after := p.replica.View()
+	for _, lock := range n.locks {
+		l, _ := before.Lease(lock)
+		now, _ := after.Lease(lock)
+		name := strings.TrimPrefix(l.Holder, "client/")
+		if l.Token == 0 || l.Token != now.Token || !strings.HasPrefix(name, "sdk-") {
+			continue
+		}
+		if !n.revokeLease(p, l) {
+			return
+		}
+		time.Sleep(n.between(headLease/2, headLease)) // virtual
+		n.held("holder of a revoked lease cut off", func() {
+			set := func(on bool) {
+				for _, s := range n.w.servers {
+					n.w.net.cut(s.name, name, on)
+					n.w.net.cut(name, s.name, on)
+				}
+			}
+			set(true)
+			time.Sleep(n.between(headLease, 2*headLease)) // virtual
+			set(false)
+		})
+		return
+	}
+}
+
+// revokeLease reports whether the lease was taken back.
+func (n *nemesis) revokeLease(p *process, l state.Lease) bool {
+	lock := l.Resource
+	term, ok := p.replica.Leading()
+	if !ok {
+		return false
 	}
 	op := n.w.recorder.Begin(history.Op{Client: "operator", Kind: history.Revoke, Resource: lock, Token: uint64(l.Token)})
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	res, err := p.replica.Propose(ctx, &pb.Command{Kind: &pb.Command_Revoke{Revoke: &pb.RevokeCommand{
+	res, err := p.replica.Propose(ctx, &pb.Command{Term: term, Kind: &pb.Command_Revoke{Revoke: &pb.RevokeCommand{
 		Resource: lock, Token: uint64(l.Token), Reason: "an operator's wish",
 	}}})
 	switch {
@@ -428,12 +476,17 @@ func (n *nemesis) revoke() {
 		n.w.recorder.End(op, history.Answer{Code: history.Unknown, Error: err.Error()})
 	case res.GetError().GetNotHolder() != nil:
 		n.w.recorder.End(op, history.Answer{Code: history.NotHolder})
+	case res.GetError().GetInvalid() != nil:
+		n.w.t.Errorf("seed %d: the revocation is refused: %v", n.w.seed, res.GetError())
+		fallthrough
 	case res.GetError() != nil:
 		n.w.recorder.End(op, history.Answer{Code: history.Refused, Error: res.GetError().String()})
 	default:
 		n.w.recorder.End(op, history.Answer{Code: history.OK})
 		n.w.counts.add("lease revoked")
+		return true
 	}
+	return false
 }
 
 // step steps a clock forward, beyond what ρ allows.
