@@ -3,6 +3,7 @@ package redisguard
 import (
 	"context"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 	"go.uber.org/goleak"
@@ -46,8 +47,11 @@ func (s *server) again() {
 
 func (s *server) client() *redis.Client { return clientAt(s.t, s.Socket()) }
 
+const patience = 30 * time.Second
+
 func clientAt(t testing.TB, address string) *redis.Client {
-	c := redis.NewClient(&redis.Options{Addr: address, ContextTimeoutEnabled: true})
+	// Patient: these tests are not about a machine that stands still.
+	c := redis.NewClient(&redis.Options{Addr: address, ContextTimeoutEnabled: true, ReadTimeout: patience})
 	t.Cleanup(func() { c.Close() })
 	return c
 }

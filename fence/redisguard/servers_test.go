@@ -265,7 +265,7 @@ func fill(t *testing.T, c *redis.Client, enough func() bool) {
 
 func TestReplicasHaveAWriteBeforeItReturns(t *testing.T) {
 	r := startReplicated(t)
-	g := guardOf(t, clientAt(t, r.name), Options{Replicas: 1, ReplicasWithin: 50 * time.Millisecond})
+	g := guardOf(t, clientAt(t, r.name), Options{Replicas: 1, ReplicasWithin: patience / 2})
 	ctx, low, high := t.Context(), token(t, 1, 1), token(t, 1, 2)
 	for i := range 20 {
 		if err := g.Claim(ctx, fmt.Sprint("r", i), high); err != nil {
@@ -281,6 +281,7 @@ func TestReplicasHaveAWriteBeforeItReturns(t *testing.T) {
 	}
 	r.lag()
 	var few *ReplicationError
+	g = guardOf(t, clientAt(t, r.name), Options{Replicas: 1, ReplicasWithin: 50 * time.Millisecond})
 	n, err := g.Incr(ctx, "r0", high, "{r0}:n")
 	if !errors.As(err, &few) || few.Want != 1 || few.Have != 0 || n != 1 {
 		t.Errorf("a write that no replica has: %d, %v", n, err)
@@ -289,6 +290,7 @@ func TestReplicasHaveAWriteBeforeItReturns(t *testing.T) {
 		t.Errorf("a claim that no replica has: %v", err)
 	}
 	r.failover()
+	g = guardOf(t, clientAt(t, r.name), Options{})
 	for i := range 20 {
 		if err := g.Set(ctx, fmt.Sprint("r", i), low, fmt.Sprintf("{r%d}:k", i), "late", 0); !errors.As(err, &stale) {
 			t.Errorf("late write after the failover: %v", err)
@@ -309,7 +311,7 @@ func TestOnARedisCluster(t *testing.T) {
 		t.Cleanup(func() { s.Close() })
 	}
 	client := func() *redis.ClusterClient {
-		c := redis.NewClusterClient(&redis.ClusterOptions{Addrs: addresses, ContextTimeoutEnabled: true, DialerRetries: 1, DialTimeout: time.Second})
+		c := redis.NewClusterClient(&redis.ClusterOptions{Addrs: addresses, ContextTimeoutEnabled: true, DialerRetries: 1, ReadTimeout: patience})
 		t.Cleanup(func() { c.Close() })
 		return c
 	}
