@@ -44,8 +44,8 @@
 //
 // I1, I2, I3, I4 and I7 as in docs/design.md, §7, and: one value per ballot; one
 // configuration per version; no epoch is held after its Drop, nor dropped while a
-// leader holds it; a Prepare is preceded by a dry one that a majority would grant
-// [F31]; one message per voter serves all partitions [F38]; who is refused does
+// leader holds it; a Prepare, but for an owner's release and its successor's, is
+// preceded by a dry one that a majority would grant [F31]; one message per voter serves all partitions [F38]; who is refused does
 // not ask all the time [F39]. I7 is looked at whenever nothing has changed for
 // as long as it allows.
 //
