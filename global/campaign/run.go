@@ -30,7 +30,9 @@ type run struct {
 	id     uint64
 	ballot register.Ballot
 	until  instant.Instant
-	parts  []tally // ascending
+	// sure: the reservation was not preceded by a dry Prepare.
+	sure  bool
+	parts []tally // ascending
 }
 
 // tally is what the voters answered on one partition.
@@ -108,7 +110,7 @@ func (l *Leader) ask() {
 		p := &l.parts[i]
 		switch {
 		case l.dueAt(i) > l.now:
-		case p.fails == 0 && (p.release != nil || l.offered(p.own.Record) && p.own.Record.Value.Successor == l.cfg.Self.Name):
+		case p.fails == 0 && l.sure(p):
 			p.running, p.hurry = true, false
 			sure = append(sure, i)
 		default:
@@ -117,10 +119,21 @@ func (l *Leader) ask() {
 	}
 	if len(sure) > 0 {
 		l.reserve(sure)
+		l.runs[len(l.runs)-1].sure = true
 	}
 	if len(due) > 0 {
 		l.prepare(run{stage: stageDry, parts: l.tallies(due)})
 	}
+}
+
+// sure: by the own register, the region is the owner that releases, or the
+// successor that a release names.
+func (l *Leader) sure(p *part) bool {
+	rec := p.own.Record
+	if p.release != nil {
+		return rec.Value.Owner == l.cfg.Self || l.releasedHere(rec)
+	}
+	return l.offered(rec) && rec.Value.Successor == l.cfg.Self.Name
 }
 
 func (l *Leader) tallies(parts []int) []tally {
@@ -426,11 +439,18 @@ func (l *Leader) reserved(id uint64, ballot register.Ballot) {
 		}
 		return
 	}
-	for _, t := range r.parts {
+	r.parts = slices.DeleteFunc(r.parts, func(t tally) bool {
 		p := &l.parts[t.part]
 		p.seen = max(p.seen, ballot.Round)
+		if r.sure && !l.sure(p) { // not any more: ask first
+			l.failed(&t)
+			return true
+		}
+		return false
+	})
+	if len(r.parts) > 0 {
+		l.prepare(run{stage: stagePrepare, ballot: ballot, parts: r.parts})
 	}
-	l.prepare(run{stage: stagePrepare, ballot: ballot, parts: r.parts})
 }
 
 func (l *Leader) recount() {

@@ -262,6 +262,7 @@ func (l *Leader) AppendState(b []byte) []byte {
 	for k := range l.runs {
 		r := &l.runs[k]
 		u(uint64(r.stage))
+		flag(r.sure)
 		ballot(r.ballot)
 		at(r.until)
 		for j := range r.parts {
