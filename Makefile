@@ -137,6 +137,22 @@ drills-all: build ## every drill RUNS (3) times, a line each in RESULTS (drills.
 drill-operator: build ## drills of a cluster that was started as an operator would, with drill agents
 	scripts/drill-operator.sh
 
+.PHONY: demo-orders orders-short chaos-orders FORCE
+bin/orders: FORCE
+	@mkdir -p bin
+	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/orders ./examples/orders
+FORCE:
+
+demo-orders: build bin/orders need-redis need-postgres ## orders of accounts in order, while workers are killed, frozen and redeployed; real Redis and PostgreSQL
+	bin/orders run
+
+orders-short: build bin/orders need-redis need-postgres ## the same in half a minute
+	bin/orders run --messages 5000 --accounts 200 --over 10s
+
+chaos-orders: build bin/orders need-redis need-postgres ## the same with 200,000 orders of 2,000 accounts (ORDERS, SEED), and the same seed without the guard
+	bin/orders run --messages $(or $(ORDERS),200000) --accounts 2000 --over 120s --rounds 6 --late 50 --seed $(or $(SEED),1) --timeout 40m
+	bin/orders run --messages $(or $(ORDERS),200000) --accounts 2000 --over 120s --rounds 6 --late 50 --seed $(or $(SEED),1) --timeout 40m --without-guard
+
 scale: ## 20,000 sessions in processes of their own outlive a killed leader, a rolling restart (PAUSE 4s after each server), a redeployment
 	go test -count=1 -v -timeout 20m -run TestManySessions ./internal/e2e -scale.sessions $(or $(SESSIONS),20000) -scale.pause $(or $(PAUSE),4s)
 

@@ -134,6 +134,8 @@ func (f *feed) follow(ctx context.Context, cc *grpc.ClientConn) (useful bool, er
 	moved := make(chan error, 1)
 	for {
 		select {
+		case <-ctx.Done():
+			return useful, context.Cause(ctx)
 		case m := <-messages:
 			if m.err != nil {
 				return useful, errorOf(m.err)

@@ -323,3 +323,25 @@ func TestAWatchComesToTheState(t *testing.T) {
 		})
 	}
 }
+
+func TestAWatchEndsWithItsContextAtOnce(t *testing.T) {
+	inWorld(t, func(w *world) {
+		c := w.client("a")
+		began := time.Now()
+		for range 40 {
+			ctx, cancel := context.WithCancel(w.Context())
+			for e, err := range c.WatchPrefix(ctx, "lock/") {
+				if err != nil {
+					t.Fatal(err)
+				}
+				if e.Kind == client.WatchSynced {
+					cancel()
+				}
+			}
+			cancel()
+		}
+		if d := time.Since(began); d > time.Second {
+			t.Errorf("40 watches took %v to end", d)
+		}
+	})
+}

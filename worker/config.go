@@ -66,6 +66,17 @@ func (s *Shard) Resource() string { return s.resource }
 // Token of the shard's lease: it goes with every write.
 func (s *Shard) Token() fence.Token { return s.Lease.Token() }
 
+// Check returns an error, which wraps ErrNotValid, unless the shard's lease is
+// valid now. Call it right before a write; what Handle returns then ends the
+// chain and acknowledges nothing. The lease's context may end a moment later than
+// its validity, as after a freeze: its cause is nil then, which is no error.
+func (s *Shard) Check() error {
+	if s.Lease.Valid() {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", s.resource, ErrNotValid)
+}
+
 // Batch is consecutive messages of a shard to handle.
 type Batch struct {
 	*Shard

@@ -15,6 +15,9 @@ import (
 // ErrPanicked is the error of a handler that panicked.
 var ErrPanicked = errors.New("the handler panicked")
 
+// ErrNotValid: the lease of a shard is over.
+var ErrNotValid = errors.New("the lease is not valid any more")
+
 // Run is a worker until ctx ends, and then stops in order; see group.Run.
 func Run(ctx context.Context, cfg Config) error {
 	if err := cfg.Validate(); err != nil {
@@ -77,7 +80,7 @@ func (w *worker) work(ctx context.Context, s *group.Shard) error {
 		w.cfg.Logger.Warn("worker: refused as stale; the shard has another holder", "resource", resource, "error", err)
 		return nil
 	}
-	if ctx.Err() != nil {
+	if ctx.Err() != nil || errors.Is(err, ErrNotValid) {
 		return nil
 	}
 	return err
@@ -126,8 +129,8 @@ func (c *chain) unlessOver(ctx context.Context, err error) error {
 // open claims the shard everywhere, before anything is read [F15].
 func (c *chain) open(ctx context.Context) error {
 	return c.retry(ctx, "claim the shard", func() (err error) {
-		if !c.shard.Lease.Valid() {
-			return context.Cause(c.shard.Lease.Context())
+		if err := c.shard.Check(); err != nil {
+			return err
 		}
 		if c.cfg.Claim != nil {
 			if err := c.cfg.Claim(ctx, c.shard); err != nil {
@@ -187,12 +190,12 @@ func (c *chain) handle(ctx, waiting context.Context, messages []Message) (done i
 			c.metrics.done.Add(float64(len(b.Messages)))
 			c.note(false, time.Time{})
 			done += len(b.Messages)
-			if done == len(messages) || waiting.Err() != nil {
-				return len(messages), nil
+			if done == len(messages) || over(waiting) {
+				return done, nil
 			}
 			attempt = 0
 			continue
-		case ctx.Err() != nil, errors.As(err, &stale), errors.As(err, &unclaimed):
+		case ctx.Err() != nil, errors.Is(err, ErrNotValid), errors.As(err, &stale), errors.As(err, &unclaimed):
 			return done, err
 		}
 		c.metrics.failures.Inc()
@@ -213,7 +216,7 @@ func (c *chain) handle(ctx, waiting context.Context, messages []Message) (done i
 			return done + 1, nil
 		}
 		if !sleep(waiting, c.pause(attempt)) {
-			return len(messages), nil // the next holder begins with these
+			return done, nil // the next holder begins with the others
 		}
 	}
 }
@@ -258,7 +261,7 @@ func (c *chain) retry(ctx context.Context, what string, do func() error) error {
 			return nil
 		case ctx.Err() != nil:
 			return err
-		case errors.As(err, &stale), errors.As(err, &unclaimed):
+		case errors.Is(err, ErrNotValid), errors.As(err, &stale), errors.As(err, &unclaimed):
 			return err
 		}
 		c.note(true, time.Time{})
@@ -282,6 +285,8 @@ func (c *chain) note(failing bool, since time.Time) {
 		c.since = since
 	}
 }
+
+func over(ctx context.Context) bool { return ctx.Err() != nil }
 
 func sleep(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -22,6 +23,7 @@ import (
 	"github.com/headlease/headlease/client/group"
 	"github.com/headlease/headlease/fence"
 	"github.com/headlease/headlease/internal/clock"
+	"github.com/headlease/headlease/internal/instant"
 	"github.com/headlease/headlease/internal/regiontest"
 	"github.com/headlease/headlease/worker"
 )
@@ -147,10 +149,14 @@ func (f *feed) Close() {}
 
 // start runs a worker in the bubble; stop ends it in order and returns its
 // error.
-func start(t *testing.T, n *regiontest.Network, name string, cfg worker.Config) (stop func() error) {
+func start(t *testing.T, n *regiontest.Network, name string, cfg worker.Config, change ...func(*client.Config)) (stop func() error) {
 	t.Helper()
 	quiet := slog.New(slog.NewTextHandler(io.Discard, nil))
-	c, err := client.New(client.Config{Cluster: "test", Regions: n.Regions(), Links: n.Links(name), TTL: ttl, Clock: clock.NewRuntime(), Logger: quiet})
+	cc := client.Config{Cluster: "test", Regions: n.Regions(), Links: n.Links(name), TTL: ttl, Clock: clock.NewRuntime(), Logger: quiet}
+	for _, f := range change {
+		f(&cc)
+	}
+	c, err := client.New(cc)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -373,6 +379,45 @@ func TestF15TheStoresAreClaimedBeforeAnythingIsRead(t *testing.T) {
 			},
 		})
 		eventually(t, 20*time.Second, "handled", func() bool { return q.left() == 0 })
+	})
+}
+
+// skipping is a clock that a freeze can be put into.
+type skipping struct {
+	clock.Runtime
+	by *atomic.Int64
+}
+
+func (s skipping) Now() instant.Instant { return s.Runtime.Now().Add(time.Duration(s.by.Load())) }
+
+// After a freeze validity is over before anything has ended the lease's
+// context. What was to be handled then is not acknowledged.
+func TestNothingIsAcknowledgedWithoutValidity(t *testing.T) {
+	inRegion(t, func(t *testing.T, n *regiontest.Network) {
+		q := newQueue()
+		q.send("shard/1", "u")
+		q.send("shard/1", "u")
+		var by atomic.Int64
+		var handled []uint64
+		frozen := false
+		start(t, n, "a", worker.Config{Source: q, Batch: 1, Handle: func(_ context.Context, b *worker.Batch) error {
+			if b.Messages[0].Seq == 2 && !frozen {
+				frozen = true
+				by.Add(int64(time.Minute))
+				if b.Check() == nil || b.Lease.Context().Err() != nil {
+					t.Error("valid after a freeze of a minute, or its context is over already: the test shows nothing")
+				}
+			}
+			if err := b.Check(); err != nil {
+				return err
+			}
+			handled = append(handled, b.Messages[0].Seq)
+			return nil
+		}}, func(c *client.Config) { c.Clock = skipping{clock.NewRuntime(), &by} })
+		eventually(t, time.Minute, "handled", func() bool { return q.left() == 0 })
+		if !slices.Equal(handled, []uint64{1, 2}) {
+			t.Errorf("handled %v", handled)
+		}
 	})
 }
 

@@ -80,6 +80,9 @@ func (d *decider) look(ctx context.Context, v view, lead, slot *client.Lease, st
 	if lead == nil || !lead.Valid() {
 		d.lead, d.planned, d.settled = 0, membersOf(d.assignment), 0
 		d.planner.Follow(d.assignment)
+		if lead != nil {
+			sooner(now.Add(retryPause)) // it may be prolonged yet
+		}
 		return again
 	}
 	if d.lead != lead.Token() {

@@ -127,6 +127,7 @@ func (m *member) leave(ctx context.Context) {
 	if m.cfg.Return {
 		state = plan.Returning
 	}
+	began := m.cfg.Clock.Now()
 	m.mu.Lock()
 	m.state = state
 	m.mu.Unlock()
@@ -154,6 +155,7 @@ func (m *member) leave(ctx context.Context) {
 		left := len(m.holders)
 		m.mu.Unlock()
 		if left == 0 {
+			m.cfg.Logger.Info("group: all shards are given up", "group", m.cfg.Name, "took", m.cfg.Clock.Now().Sub(began))
 			return
 		}
 		select {

@@ -377,6 +377,14 @@ func TestApplyWritesAndAcknowledgesInOneStep(t *testing.T) {
 	if p := client.XPending(t.Context(), f.keys.stream, s.cfg.Group).Val(); p.Count != 0 {
 		t.Errorf("%d are pending", p.Count)
 	}
+	// The answer was lost, and the batch, or each message of it, is tried again.
+	if got, err := script.Apply(t.Context(), b, []string{total}, 5); err != nil || got != nil {
+		t.Errorf("again: %v, %v", got, err)
+	}
+	one := &worker.Batch{Messages: b.Messages[1:2], Feed: f}
+	if got, err := script.Apply(t.Context(), one, []string{total}, 5); err != nil || got != nil {
+		t.Errorf("one of it again: %v, %v", got, err)
+	}
 	open(t, s, 2)
 	var stale *fence.StaleError
 	if _, err := script.Apply(t.Context(), b, []string{total}, 5); !errors.As(err, &stale) {

@@ -43,8 +43,8 @@ redis.call('HINCRBY', KEYS[2], ARGV[3], 1)
 redis.call('XADD', KEYS[3], '*', 'id', ARGV[2], 'key', ARGV[3], 'seq', ARGV[4], 'body', ARGV[5], 'reason', ARGV[6])
 return 1
 `
-	// luaApply runs a body and acknowledges in the same step. KEYS: the body's and
-	// the stream. ARGV: the body's, the ids, the group, the number of ids.
+	// luaApply runs a body and acknowledges in the same step, unless that was done
+	// by a call whose answer was lost. KEYS: the body's and the stream. ARGV: the body's, the ids, the group, the number of ids.
 	luaApplyHead = `local headlease_apply = function(KEYS, ARGV) `
 	luaApplyTail = "\nend\n" + `
 local keys, args, ack = {}, {}, {}
@@ -52,10 +52,18 @@ local n = tonumber(ARGV[#ARGV])
 for i = 1, #KEYS - 1 do keys[i] = KEYS[i] end
 for i = 1, #ARGV - 2 - n do args[i] = ARGV[i] end
 for i = 1, n do ack[i] = ARGV[#ARGV - 2 - n + i] end
+local pending = 0
+for i = 1, n do
+  pending = pending + #redis.call('XPENDING', KEYS[#KEYS], ARGV[#ARGV - 1], ack[i], ack[i], 1)
+end
+if pending == 0 then return {0} end
+if pending < n then
+  return redis.error_reply('PARTIAL some entries of the batch are acknowledged already, and not with this script')
+end
 local reply = headlease_apply(keys, args)
 if type(reply) == 'table' and reply['err'] then return reply end
 redis.call('XACK', KEYS[#KEYS], ARGV[#ARGV - 1], unpack(ack))
-return reply
+return {1, reply}
 `
 )
 

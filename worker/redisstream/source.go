@@ -312,8 +312,9 @@ func NewApplyScript(body string) (*ApplyScript, error) {
 }
 
 // Apply runs the script under the shard's token and acknowledges the batch, in
-// one step: the effect is there once, whatever crashes. The keys have the
-// shard's hash tag (redisguard.Key). The batch's Feed must be of this package.
+// one step: the effect is there once, whatever crashes and however often it is
+// called. It returns the script's reply, or nil if the batch was applied before,
+// by a call whose answer was lost. The keys have the shard's hash tag (redisguard.Key). The batch's Feed must be of this package.
 func (a *ApplyScript) Apply(ctx context.Context, b *worker.Batch, keys []string, args ...any) (any, error) {
 	f, ok := b.Feed.(*Feed)
 	if !ok {
@@ -328,7 +329,14 @@ func (a *ApplyScript) Apply(ctx context.Context, b *worker.Batch, keys []string,
 	if err != nil {
 		return nil, err
 	}
+	parts, ok := reply.([]any)
+	if !ok || len(parts) == 0 {
+		return nil, fmt.Errorf("apply to %s: the server replied %v", b.Resource(), reply)
+	}
 	b.Acked()
 	f.count(ctx, len(b.Messages))
-	return reply, nil
+	if len(parts) < 2 {
+		return nil, nil
+	}
+	return parts[1], nil
 }
