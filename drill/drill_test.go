@@ -217,7 +217,7 @@ func TestRefusedBeforeTheFirstStep(t *testing.T) {
 		}
 	}
 	r := &rig{cluster: three().file, processes: nobody{}}
-	for _, do := range []string{"{at: 1s, do: redis-down, for: 1s}", "{at: 1s, do: transfer, partition: p, to: region eu}"} {
+	for _, do := range []string{"{at: 1s, do: redis-down, for: 1s}"} {
 		s, err := plan.Parse([]byte("name: x\nsummary: y\nsteps: [" + do + "]"))
 		if err != nil {
 			t.Fatal(err)

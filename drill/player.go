@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/headlease/headlease/client/admin"
 	"github.com/headlease/headlease/drill/check"
 	"github.com/headlease/headlease/drill/plan"
 	"github.com/headlease/headlease/drill/resource"
@@ -237,6 +238,8 @@ func (p *player) step(ctx context.Context, i int, s plan.Step) error {
 		without, err := p.pair.thaw(ctx)
 		f.NoEffect, f.Effect = without, "the old worker woke up, and its write went out"
 		return err
+	case plan.Transfer:
+		return p.transfer(ctx, i, s)
 	case plan.Await:
 		return p.await(ctx, i, s)
 	default:
@@ -262,6 +265,35 @@ func (p *player) herd(ctx context.Context, i int, s plan.Step) error {
 		}
 		return err
 	})
+	return nil
+}
+
+// transfer hands a partition over on purpose, and returns when that is done.
+func (p *player) transfer(ctx context.Context, i int, s plan.Step) error {
+	w := p.world()
+	partition, err := w.partition(s.Partition)
+	if err != nil {
+		return err
+	}
+	to, err := w.region(s.To)
+	if err != nil {
+		return err
+	}
+	f := p.begin(i, s, []string{partition.Name}, nil)
+	defer p.end(f)
+	limited, cancel := context.WithTimeout(ctx, stepLimit)
+	defer cancel()
+	done, err := p.rig.admin.Transfer(limited, admin.Transfer{Partition: partition.Name, To: to, Drain: p.d})
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case err != nil:
+		f.NoEffect = err.Error()
+	case done.Already:
+		f.NoEffect = fmt.Sprintf("%s owned it already", to)
+	default:
+		f.Effect = fmt.Sprintf("%s has it with epoch %d; it was without an owner for %d ms at most", to, done.Epoch, done.Unowned.Milliseconds())
+	}
 	return nil
 }
 

@@ -284,8 +284,6 @@ func (r *rig) reach(ctx context.Context, s plan.Scenario) error {
 		switch st.Do {
 		case plan.RedisDown:
 			return fmt.Errorf("step %d (%s): the cluster has no Redis cache", i+1, st.Title())
-		case plan.Transfer:
-			return fmt.Errorf("step %d (%s): this version cannot hand a partition over", i+1, st.Title())
 		case plan.DiskHang, plan.DiskFull:
 			// It ends the process, which somebody must start again.
 			if err := r.processes.Reach(ctx, all); err != nil {
