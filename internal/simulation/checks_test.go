@@ -143,6 +143,10 @@ func (w *world) checkEffects(ld *leader, effects []campaign.Effect) {
 				for _, name := range e.Partitions {
 					ld.dry[partitionOf(name)] = 0
 				}
+				if e.Round != ld.asked {
+					ld.asked = e.Round
+					w.checkAsks(ld, e.Partitions)
+				}
 				continue
 			}
 			for _, name := range e.Partitions {
@@ -158,6 +162,28 @@ func (w *world) checkEffects(ld *leader, effects []campaign.Effect) {
 	// renewal, a dry Prepare, and a Prepare or an Accept of what was just won.
 	if most := 4 * len(ld.conf.voters); sent > most {
 		w.fail("F38: region %s sends %d messages at once to %d voters", ld.region.name, sent, len(ld.conf.voters))
+	}
+}
+
+// maxAsks is how often a partition is asked for within D, at most: the back-off
+// begins at D/32 and doubles three times, and news begin it anew.
+const maxAsks = 60
+
+// asks counts a partition's dry Prepares since an instant.
+type asks struct {
+	since time.Duration
+	n     int
+}
+
+func (w *world) checkAsks(ld *leader, partitions []string) {
+	for _, name := range partitions {
+		a := &ld.asks[partitionOf(name)]
+		if w.now-a.since > time.Duration(ld.conf.pb.GetDNs()) {
+			*a = asks{since: w.now}
+		}
+		if a.n++; a.n > maxAsks {
+			w.fail("F39: region %s has asked for %s %d times in %v", ld.region.name, name, a.n, w.now-a.since)
+		}
 	}
 }
 

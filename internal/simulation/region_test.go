@@ -73,6 +73,9 @@ type leader struct {
 	// lies is real time until which a clock that stood still has not been
 	// noticed: what is believed meanwhile, clocks cannot tell.
 	lies time.Duration
+	// asks are its dry Prepares of late, asked the newest one's round.
+	asks  []asks
+	asked uint64
 	// dry is who said yes to a dry Prepare, by partition; for the checks alone.
 	dry []uint64
 }
@@ -143,7 +146,7 @@ func (w *world) elect(r *region) {
 	r.term++
 	ld := &leader{
 		region: r, term: r.term, clock: w.clock(), pulse: true,
-		verdicts: make([]register.Verdict, len(w.regions)), holds: make([]*hold, w.partitions), dry: make([]uint64, w.partitions),
+		verdicts: make([]register.Verdict, len(w.regions)), holds: make([]*hold, w.partitions), dry: make([]uint64, w.partitions), asks: make([]asks, w.partitions),
 		regs: make([]register.Register, w.partitions),
 	}
 	r.cur = ld
