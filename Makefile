@@ -24,7 +24,7 @@ HISTORIES := ./region/histories
 SIMULATION := ./internal/simulation
 OTHERS = $(filter-out $(shell go list $(PROCESSES) $(HISTORIES) $(SIMULATION)),$(shell go list ./...))
 
-.PHONY: bench-peers build test unit simulation sim soak-sim mutants-sim histories soak-histories mutants processes race verify fmt vet lint proto tidy hygiene generate fuzz-short explore spec spec-full bench demo drills drills-all drill-operator scale scale-numbers soak clean help
+.PHONY: bench-peers build test unit simulation sim soak-sim mutants-sim histories soak-histories mutants processes race verify fmt vet lint proto tidy hygiene generate fuzz-short explore spec spec-full bench demo drills drills-all drill-operator planted scale scale-numbers soak clean help
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -152,6 +152,9 @@ orders-short: build bin/orders need-redis need-postgres ## the same in half a mi
 chaos-orders: build bin/orders need-redis need-postgres ## the same with 200,000 orders of 2,000 accounts (ORDERS, SEED), and the same seed without the guard
 	bin/orders run --messages $(or $(ORDERS),200000) --accounts 2000 --over 120s --rounds 6 --late 50 --seed $(or $(SEED),1) --timeout 40m
 	bin/orders run --messages $(or $(ORDERS),200000) --accounts 2000 --over 120s --rounds 6 --late 50 --seed $(or $(SEED),1) --timeout 40m --without-guard
+
+planted: ## broken rules, each built into the binary, are reported by a shipped drill under two seeds
+	go test -count=1 -timeout 60m -v -run 'TestPlanted$$' ./drill -planted $(or $(PLANTED),all)
 
 scale: ## 20,000 sessions in processes of their own outlive a killed leader, a rolling restart (PAUSE 4s after each server), a redeployment
 	go test -count=1 -v -timeout 20m -run TestManySessions ./internal/e2e -scale.sessions $(or $(SESSIONS),20000) -scale.pause $(or $(PAUSE),4s)
