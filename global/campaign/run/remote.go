@@ -59,7 +59,7 @@ func (v *Voters) SetProcesses(processes map[string][]link.Peer) {
 		switch r := v.voters[id]; {
 		case len(peers) == 0:
 		case r == nil:
-			v.voters[id] = &voter{id: id, links: v.links, peers: slices.Clone(peers), conns: make([]*grpc.ClientConn, len(peers))}
+			v.voters[id] = &voter{id: id, links: v.links, peers: slices.Clone(peers), conns: make([]*connection, len(peers))}
 		default:
 			r.setPeers(peers)
 		}
@@ -123,7 +123,16 @@ type voter struct {
 	closed bool
 	peers  []link.Peer
 	at     int // the process asked now
-	conns  []*grpc.ClientConn
+	conns  []*connection
+	// doubted connections have calls under way, which may still be answered.
+	doubted map[*connection]struct{}
+}
+
+// connection to a process.
+type connection struct {
+	*grpc.ClientConn
+	process string
+	calls   int // under way
 }
 
 // setPeers replaces the processes, of which there is at least one.
@@ -134,7 +143,7 @@ func (r *voter) setPeers(peers []link.Peer) {
 		return
 	}
 	asked := r.peers[r.at]
-	conns := make([]*grpc.ClientConn, len(peers))
+	conns := make([]*connection, len(peers))
 	for i, c := range r.conns {
 		if j := slices.Index(peers, r.peers[i]); j >= 0 {
 			conns[j] = c
@@ -171,50 +180,92 @@ func (r *voter) Configure(ctx context.Context, req *pb.ConfigureRequest) (res *p
 	return res, err
 }
 
-// call asks the present process and moves on when it fails.
+// call asks the present process and moves on when it fails. One that stays
+// silent is doubted: the next call gets another process, or a fresh connection,
+// while this one may still be answered, by a process that is far away for a while.
 func (r *voter) call(do func(pb.VoteServiceClient) error) error {
-	conn, err := r.conn()
+	c, patience, err := r.begin()
 	if err != nil {
 		return err
 	}
-	err = do(pb.NewVoteServiceClient(conn))
+	silence := time.AfterFunc(patience, func() { r.failed(c, true) })
+	err = do(pb.NewVoteServiceClient(c))
+	silence.Stop()
 	if err != nil && status.Code(err) != codes.Canceled {
-		r.failed(conn, status.Code(err) == codes.DeadlineExceeded)
+		r.failed(c, status.Code(err) == codes.DeadlineExceeded)
 	}
+	r.end(c, err == nil)
 	return err
 }
 
-func (r *voter) conn() (*grpc.ClientConn, error) {
+// begin returns the connection to the present process, for a call, and how long
+// that may be silent before it is doubted.
+func (r *voter) begin() (*connection, time.Duration, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {
-		return nil, errClosed
+		return nil, 0, errClosed
 	}
+	peer := r.peers[r.at]
 	if r.conns[r.at] == nil {
-		conn, err := r.links.DialGRPC(link.PlaneVotes, r.peers[r.at])
+		conn, err := r.links.DialGRPC(link.PlaneVotes, peer)
 		if err != nil {
-			return nil, err
+			return nil, 0, err
 		}
-		r.conns[r.at] = conn
+		r.conns[r.at] = &connection{ClientConn: conn, process: peer.Name}
 	}
-	return r.conns[r.at], nil
+	c := r.conns[r.at]
+	c.calls++
+	rtt, _ := r.links.RTT(peer.Name)
+	return c, patienceWith(rtt), nil
 }
 
 // failed moves on from a process, once however many calls failed with it. A
-// silent connection is given up: a blackhole may never break it.
-func (r *voter) failed(conn *grpc.ClientConn, silent bool) {
+// silent connection is given up for new calls: a blackhole may never break it.
+func (r *voter) failed(c *connection, silent bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	at := slices.Index(r.conns, conn)
+	at := slices.Index(r.conns, c)
 	if at < 0 {
 		return
 	}
 	if silent {
 		r.conns[at] = nil
-		_ = conn.Close() // its other calls are as old or older and fail with it
+		if r.doubted == nil {
+			r.doubted = map[*connection]struct{}{}
+		}
+		r.doubted[c] = struct{}{}
 	}
 	if r.at == at {
 		r.at = (at + 1) % len(r.peers)
+	}
+}
+
+// end of a call. A doubted connection that was answered is the one to use again:
+// one that was begun meanwhile has at most the same way before it, and hand-shakes.
+func (r *voter) end(c *connection, answered bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	c.calls--
+	_, doubted := r.doubted[c]
+	at := slices.IndexFunc(r.peers, func(p link.Peer) bool { return p.Name == c.process })
+	if doubted && answered && !r.closed && at >= 0 {
+		delete(r.doubted, c)
+		if fresh := r.conns[at]; fresh != nil {
+			r.doubted[fresh] = struct{}{}
+			r.drop(fresh)
+		}
+		r.conns[at], r.at = c, at
+		return
+	}
+	r.drop(c)
+}
+
+// drop closes a doubted connection that has no call under way. r.mu is held.
+func (r *voter) drop(c *connection) {
+	if _, doubted := r.doubted[c]; doubted && c.calls == 0 {
+		delete(r.doubted, c)
+		_ = c.Close()
 	}
 }
 
@@ -223,7 +274,7 @@ func (r *voter) heard(process string) {
 	defer r.mu.Unlock()
 	for i, p := range r.peers {
 		if p.Name == process && r.conns[i] != nil {
-			link.RetryNow(r.conns[i])
+			link.RetryNow(r.conns[i].ClientConn)
 		}
 	}
 }
@@ -239,5 +290,9 @@ func (r *voter) close() error {
 			r.conns[i] = nil
 		}
 	}
+	for c := range r.doubted {
+		errs = append(errs, c.Close())
+	}
+	clear(r.doubted)
 	return errors.Join(errs...)
 }

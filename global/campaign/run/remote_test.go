@@ -11,6 +11,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/status"
 
 	"github.com/headlease/headlease/internal/link"
@@ -230,5 +231,48 @@ func TestTheProcessesOfAVoterChange(t *testing.T) {
 	v.SetProcesses(map[string][]link.Peer{"region/late": {a.peer}})
 	if got := ask("region/late"); got != "no voter" {
 		t.Errorf("after Close: %s", got)
+	}
+}
+
+// TestF50ADoubtedConnectionThatAnswersIsUsedAgain: one that was silent for a while
+// was far away, not dead; the fresh one beside it is given up.
+func TestF50ADoubtedConnectionThatAnswersIsUsedAgain(t *testing.T) {
+	a := serve(t, "us-1")
+	v := NewVoters(links(t, pki.Identity{Role: pki.RoleRegion, Region: "eu", Name: "eu-1"}), map[string][]link.Peer{"region/us": {a.peer}})
+	defer func() { _ = v.Close() }()
+	ask := func() error {
+		_, err := v.Voter("region/us").Prepare(t.Context(), &pb.PrepareRequest{})
+		return err
+	}
+	if err := ask(); err != nil {
+		t.Fatal(err)
+	}
+	r := v.voter("region/us")
+	c, patience, err := r.begin()
+	if err != nil || patience < minPatience {
+		t.Fatal(patience, err)
+	}
+	r.failed(c, true) // its patience is over
+	if err := ask(); err != nil {
+		t.Fatal(err)
+	}
+	if n := a.taken(); n != 2 {
+		t.Errorf("%d connections while the first one is doubted; want a fresh one", n)
+	}
+	r.end(c, true)
+	if err := ask(); err != nil {
+		t.Fatal(err)
+	}
+	if r.conns[0] != c || len(r.doubted) != 0 {
+		t.Errorf("uses %v, doubts %v; want the first connection, and the other closed", r.conns[0], r.doubted)
+	}
+	// Without an answer it is closed when its last call is over.
+	if c, _, err = r.begin(); err != nil {
+		t.Fatal(err)
+	}
+	r.failed(c, true)
+	r.end(c, false)
+	if c.GetState() != connectivity.Shutdown || len(r.doubted) != 0 {
+		t.Errorf("a doubted connection without calls is %v", c.GetState())
 	}
 }

@@ -2,6 +2,7 @@ package run
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -313,5 +314,35 @@ func TestF50ASilentVoterIsAskedAgainInTime(t *testing.T) {
 				t.Errorf("a %s voter was asked %d times, want %d to %d", c.what, n, c.from, c.to)
 			}
 		}
+	})
+}
+
+// TestF50AVoterThatIsFarForAWhileIsHeard: round trips of 2 to 2.5 s, longer than
+// silence is waited for, cost no hold of 4 s: the first attempt goes on beside the
+// fresh one.
+func TestF50AVoterThatIsFarForAWhileIsHeard(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t)
+		r.elect()
+		wait(d)
+		heldOn(t, r, "near")
+		var n atomic.Int64
+		r.each(func(w *witness) {
+			w.script = func(ctx context.Context, _ *pb.VoterState) error {
+				select {
+				case <-time.After(2*time.Second + time.Duration(n.Add(1)*97%500)*time.Millisecond):
+					return nil
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+			}
+		})
+		for range 20 {
+			wait(d)
+			heldOn(t, r, "far")
+		}
+		r.each(func(w *witness) { w.script = nil })
+		wait(d)
+		heldOn(t, r, "near again")
 	})
 }

@@ -17,9 +17,19 @@ import (
 	"github.com/headlease/headlease/region/state"
 )
 
-// minPatience is how long a round waits at least before it goes out again on
-// a fresh connection [F50].
-const minPatience = 1500 * time.Millisecond
+const (
+	// minPatience is how long a round waits at least before it goes out again on
+	// a fresh connection [F50].
+	minPatience = 1500 * time.Millisecond
+	// maxAttempts of one question are under way at a time, none for longer than
+	// maxAttempt: a voter that is far away for a while answers the first one before
+	// a fresh connection is there.
+	maxAttempts = 3
+	maxAttempt  = 10 * time.Second
+)
+
+// patienceWith a voter at a measured round trip.
+func patienceWith(rtt time.Duration) time.Duration { return max(minPatience, 3*rtt) }
 
 // answered is a voter's answer, ready for the leader.
 type answered struct {
@@ -74,30 +84,91 @@ func (s *Shell) send(voter campaign.Voter, round uint64, ask func(context.Contex
 	}
 	seen := s.lives[voter.ID]
 	s.work.Go(func() {
-		for wait := 50 * time.Millisecond; ; wait = min(2*wait, 500*time.Millisecond) {
-			attempt, cancel := context.WithTimeout(ctx, max(minPatience, 3*s.cfg.Remote.RTT(voter.ID)))
-			a, err := ask(attempt, target)
-			taught := err != nil && s.agree(attempt, leader, voter.ID, remote, conf, err)
-			cancel()
-			if err == nil {
-				s.answer(leader, voter, round, own, seen, a)
-				return
-			}
-			if taught {
-				continue
-			}
-			s.unanswered(leader, voter.ID, err)
-			select {
-			case <-ctx.Done():
-				return
-			case <-time.After(wait):
-			}
-			if !s.open(leader, round) {
-				return
-			}
+		q := &question{s: s, leader: leader, voter: voter, replies: make(chan reply, maxAttempts)}
+		q.longest = maxAttempt
+		if own {
+			q.longest = minPatience
+		}
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		q.try = func(ctx context.Context) reply {
+			a, err := ask(ctx, target)
+			return reply{a, err, err != nil && s.agree(ctx, leader, voter.ID, remote, conf, err)}
+		}
+		if a, ok := q.ask(ctx, round); ok {
+			s.answer(leader, voter, round, own, seen, a)
 		}
 	})
 }
+
+// question to one voter in one round, until it is answered.
+type question struct {
+	s       *Shell
+	leader  *campaign.Leader
+	voter   campaign.Voter
+	try     func(context.Context) reply
+	longest time.Duration // of an attempt
+	replies chan reply
+	under   int // way
+}
+
+// reply to one attempt. taught: the voter was behind, and has now what it lacked.
+type reply struct {
+	answered
+	err    error
+	taught bool
+}
+
+func (q *question) begin(ctx context.Context) {
+	if q.under == maxAttempts {
+		return
+	}
+	q.under++
+	q.s.work.Go(func() {
+		attempt, cancel := context.WithTimeout(ctx, q.longest)
+		defer cancel()
+		q.replies <- q.try(attempt) // has room for all that are under way
+	})
+}
+
+// ask returns the first answer; ok is false when the round is over, or ctx. It
+// asks again when an attempt fails, after a pause that grows, and beside those
+// under way when they stay silent.
+func (q *question) ask(ctx context.Context, round uint64) (a answered, ok bool) {
+	q.begin(ctx)
+	patience := func() time.Duration { return patienceWith(q.s.cfg.Remote.RTT(q.voter.ID)) }
+	silence := time.NewTimer(patience())
+	defer silence.Stop()
+	for pause := 50 * time.Millisecond; ; {
+		select {
+		case <-ctx.Done():
+			return answered{}, false
+		case <-silence.C:
+			q.s.unanswered(q.leader, q.voter.ID, errSilent)
+		case r := <-q.replies:
+			q.under--
+			if r.err == nil {
+				return r.answered, true
+			}
+			if !r.taught {
+				q.s.unanswered(q.leader, q.voter.ID, r.err)
+				select {
+				case <-ctx.Done():
+					return answered{}, false
+				case <-time.After(pause):
+				}
+				pause = min(2*pause, 500*time.Millisecond)
+			}
+		}
+		if !q.s.open(q.leader, round) {
+			return answered{}, false
+		}
+		q.begin(ctx)
+		silence.Reset(patience())
+	}
+}
+
+var errSilent = errors.New("it does not answer")
 
 // agree does what a refusal asks for that was about versions: it stores the
 // newer configuration here, or gives the voter the one that the question was
