@@ -59,7 +59,7 @@ func (v *Voters) SetProcesses(processes map[string][]link.Peer) {
 		switch r := v.voters[id]; {
 		case len(peers) == 0:
 		case r == nil:
-			v.voters[id] = &voter{id: id, links: v.links, peers: slices.Clone(peers), conns: make([]*connection, len(peers))}
+			v.voters[id] = &voter{id: id, links: v.links, peers: slices.Clone(peers), conns: make([]*connection, len(peers)), doubted: map[*connection]struct{}{}}
 		default:
 			r.setPeers(peers)
 		}
@@ -124,7 +124,9 @@ type voter struct {
 	peers  []link.Peer
 	at     int // the process asked now
 	conns  []*connection
-	// doubted connections have calls under way, which may still be answered.
+	// last is the connection that was the last to answer.
+	last *connection
+	// doubted connections get no calls of their own any more.
 	doubted map[*connection]struct{}
 }
 
@@ -132,7 +134,8 @@ type voter struct {
 type connection struct {
 	*grpc.ClientConn
 	process string
-	calls   int // under way
+	calls   int           // under way
+	took    time.Duration // the newest answer
 }
 
 // setPeers replaces the processes, of which there is at least one.
@@ -152,72 +155,115 @@ func (r *voter) setPeers(peers []link.Peer) {
 		}
 	}
 	r.peers, r.conns, r.at = slices.Clone(peers), conns, max(0, slices.Index(peers, asked))
+	if last := r.last; last != nil && !slices.Contains(conns, last) {
+		r.last = nil // of a process that is gone, or doubted; either may go
+		r.drop(last)
+	}
 }
 
 var errClosed = errors.New("connections to the voters are closed")
 
-func (r *voter) Prepare(ctx context.Context, req *pb.PrepareRequest) (res *pb.PrepareResponse, err error) {
-	err = r.call(func(c pb.VoteServiceClient) error {
-		res, err = c.Prepare(ctx, req)
-		return err
+func (r *voter) Prepare(ctx context.Context, req *pb.PrepareRequest) (*pb.PrepareResponse, error) {
+	return call(ctx, r, func(ctx context.Context, c pb.VoteServiceClient) (*pb.PrepareResponse, error) {
+		return c.Prepare(ctx, req)
 	})
-	return res, err
 }
 
-func (r *voter) Accept(ctx context.Context, req *pb.AcceptRequest) (res *pb.AcceptResponse, err error) {
-	err = r.call(func(c pb.VoteServiceClient) error {
-		res, err = c.Accept(ctx, req)
-		return err
+func (r *voter) Accept(ctx context.Context, req *pb.AcceptRequest) (*pb.AcceptResponse, error) {
+	return call(ctx, r, func(ctx context.Context, c pb.VoteServiceClient) (*pb.AcceptResponse, error) {
+		return c.Accept(ctx, req)
 	})
-	return res, err
 }
 
-func (r *voter) Configure(ctx context.Context, req *pb.ConfigureRequest) (res *pb.ConfigureResponse, err error) {
-	err = r.call(func(c pb.VoteServiceClient) error {
-		res, err = c.Configure(ctx, req)
-		return err
+func (r *voter) Configure(ctx context.Context, req *pb.ConfigureRequest) (*pb.ConfigureResponse, error) {
+	return call(ctx, r, func(ctx context.Context, c pb.VoteServiceClient) (*pb.ConfigureResponse, error) {
+		return c.Configure(ctx, req)
 	})
-	return res, err
 }
 
-// call asks the present process and moves on when it fails. One that stays
-// silent is doubted: the next call gets another process, or a fresh connection,
-// while this one may still be answered, by a process that is far away for a while.
-func (r *voter) call(do func(pb.VoteServiceClient) error) error {
-	c, patience, err := r.begin()
+// call asks the present process and moves on when it fails. One that stays silent
+// is doubted: calls go to another process, or over a fresh connection, and beside
+// it over the one that was the last to answer. A process that is far away for a while
+// answers there before hand-shakes are over; one in a blackhole never does.
+func call[T any](ctx context.Context, r *voter, do func(context.Context, pb.VoteServiceClient) (T, error)) (T, error) {
+	type reply struct {
+		res T
+		err error
+	}
+	var none T
+	present, last, err := r.begin()
 	if err != nil {
-		return err
+		return none, err
 	}
-	silence := time.AfterFunc(patience, func() { r.failed(c, true) })
-	err = do(pb.NewVoteServiceClient(c))
-	silence.Stop()
-	if err != nil && status.Code(err) != codes.Canceled {
-		r.failed(c, status.Code(err) == codes.DeadlineExceeded)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	ask := func(c *connection) reply {
+		silence := time.AfterFunc(r.patience(c), func() { r.failed(c, true) })
+		began := time.Now()
+		res, err := do(ctx, pb.NewVoteServiceClient(c))
+		silence.Stop()
+		if err != nil && status.Code(err) != codes.Canceled {
+			r.failed(c, status.Code(err) == codes.DeadlineExceeded)
+		}
+		r.end(c, time.Since(began), err)
+		return reply{res, err}
 	}
-	r.end(c, err == nil)
-	return err
+	if last == nil {
+		a := ask(present)
+		return a.res, a.err
+	}
+	beside := make(chan reply, 1)
+	go func() { beside <- ask(last) }() // ended by ctx
+	first := make(chan reply, 1)
+	go func() { first <- ask(present) }() // ended by ctx
+	select {
+	case a := <-first:
+		if a.err != nil {
+			if b := <-beside; b.err == nil {
+				return b.res, nil
+			}
+		}
+		return a.res, a.err
+	case b := <-beside:
+		if b.err == nil {
+			return b.res, nil
+		}
+		a := <-first
+		return a.res, a.err
+	}
 }
 
-// begin returns the connection to the present process, for a call, and how long
-// that may be silent before it is doubted.
-func (r *voter) begin() (*connection, time.Duration, error) {
+// begin returns the connection to the present process, for a call, and the one that
+// was the last to answer, if that is another.
+func (r *voter) begin() (present, last *connection, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {
-		return nil, 0, errClosed
+		return nil, nil, errClosed
 	}
-	peer := r.peers[r.at]
 	if r.conns[r.at] == nil {
+		peer := r.peers[r.at]
 		conn, err := r.links.DialGRPC(link.PlaneVotes, peer)
 		if err != nil {
-			return nil, 0, err
+			return nil, nil, err
 		}
 		r.conns[r.at] = &connection{ClientConn: conn, process: peer.Name}
 	}
-	c := r.conns[r.at]
-	c.calls++
-	rtt, _ := r.links.RTT(peer.Name)
-	return c, patienceWith(rtt), nil
+	present = r.conns[r.at]
+	present.calls++
+	if r.last != nil && r.last != present {
+		last = r.last
+		last.calls++
+	}
+	return present, last, nil
+}
+
+// patience is how long the connection may be silent before it is doubted.
+func (r *voter) patience(c *connection) time.Duration {
+	rtt, _ := r.links.RTT(c.process)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return max(patienceWith(rtt), 2*c.took)
 }
 
 // failed moves on from a process, once however many calls failed with it. A
@@ -225,15 +271,15 @@ func (r *voter) begin() (*connection, time.Duration, error) {
 func (r *voter) failed(c *connection, silent bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if !silent && r.last == c {
+		r.last = nil // it has answered, and cannot decide
+	}
 	at := slices.Index(r.conns, c)
 	if at < 0 {
 		return
 	}
 	if silent {
 		r.conns[at] = nil
-		if r.doubted == nil {
-			r.doubted = map[*connection]struct{}{}
-		}
 		r.doubted[c] = struct{}{}
 	}
 	if r.at == at {
@@ -241,29 +287,36 @@ func (r *voter) failed(c *connection, silent bool) {
 	}
 }
 
-// end of a call. A doubted connection that was answered is the one to use again:
-// one that was begun meanwhile has at most the same way before it, and hand-shakes.
-func (r *voter) end(c *connection, answered bool) {
+// end of a call, which took so long. A doubted connection that was answered is the
+// one to use again.
+func (r *voter) end(c *connection, took time.Duration, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	c.calls--
-	_, doubted := r.doubted[c]
-	at := slices.IndexFunc(r.peers, func(p link.Peer) bool { return p.Name == c.process })
-	if doubted && answered && !r.closed && at >= 0 {
-		delete(r.doubted, c)
-		if fresh := r.conns[at]; fresh != nil {
-			r.doubted[fresh] = struct{}{}
-			r.drop(fresh)
+	if err == nil {
+		c.took = took
+		before := r.last
+		r.last = c
+		at := slices.IndexFunc(r.peers, func(p link.Peer) bool { return p.Name == c.process })
+		if _, doubted := r.doubted[c]; doubted && !r.closed && at >= 0 {
+			delete(r.doubted, c)
+			if fresh := r.conns[at]; fresh != nil {
+				r.doubted[fresh] = struct{}{}
+				r.drop(fresh)
+			}
+			r.conns[at], r.at = c, at
 		}
-		r.conns[at], r.at = c, at
-		return
+		if before != nil {
+			r.drop(before)
+		}
 	}
 	r.drop(c)
 }
 
-// drop closes a doubted connection that has no call under way. r.mu is held.
+// drop closes a doubted connection that has no call under way and was not the last
+// to answer. r.mu is held.
 func (r *voter) drop(c *connection) {
-	if _, doubted := r.doubted[c]; doubted && c.calls == 0 {
+	if _, doubted := r.doubted[c]; doubted && c.calls == 0 && c != r.last {
 		delete(r.doubted, c)
 		_ = c.Close()
 	}

@@ -248,30 +248,35 @@ func TestF50ADoubtedConnectionThatAnswersIsUsedAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := v.voter("region/us")
-	c, patience, err := r.begin()
-	if err != nil || patience < minPatience {
-		t.Fatal(patience, err)
+	c, _, err := r.begin()
+	if err != nil || r.patience(c) < minPatience {
+		t.Fatal(err)
 	}
 	r.failed(c, true) // its patience is over
-	if err := ask(); err != nil {
-		t.Fatal(err)
+	present, last, err := r.begin()
+	if err != nil || present == c || last != c {
+		t.Fatalf("asks %v and %v, %v; want a fresh connection, and beside it the one that answered", present, last, err)
 	}
-	if n := a.taken(); n != 2 {
-		t.Errorf("%d connections while the first one is doubted; want a fresh one", n)
-	}
-	r.end(c, true)
-	if err := ask(); err != nil {
-		t.Fatal(err)
-	}
-	if r.conns[0] != c || len(r.doubted) != 0 {
+	r.end(c, 3*time.Second, nil)
+	r.end(present, 0, status.Error(codes.Canceled, ""))
+	if r.conns[0] != c || len(r.doubted) != 0 || present.GetState() != connectivity.Shutdown {
 		t.Errorf("uses %v, doubts %v; want the first connection, and the other closed", r.conns[0], r.doubted)
 	}
-	// Without an answer it is closed when its last call is over.
+	if d := r.patience(c); d != 6*time.Second {
+		t.Errorf("patience of %v with one that took 3 s", d)
+	}
+	r.end(c, time.Millisecond, nil)
+	// When a fresh one answers, the silent one is closed.
 	if c, _, err = r.begin(); err != nil {
 		t.Fatal(err)
 	}
 	r.failed(c, true)
-	r.end(c, false)
+	if present, last, err = r.begin(); err != nil || last != c {
+		t.Fatal(last, err)
+	}
+	r.end(present, time.Millisecond, nil)
+	r.end(last, 0, status.Error(codes.Canceled, ""))
+	r.end(c, 0, status.Error(codes.DeadlineExceeded, ""))
 	if c.GetState() != connectivity.Shutdown || len(r.doubted) != 0 {
 		t.Errorf("a doubted connection without calls is %v", c.GetState())
 	}
