@@ -425,7 +425,11 @@ func TestWhatAStreamRefuses(t *testing.T) {
 				if err := a.Send(c.req); err != nil {
 					t.Fatal(err)
 				}
-				if _, err := a.Recv(); status.Code(err) != c.code {
+				_, err := a.Recv()
+				if c.req.GetBatch() != nil && err == nil {
+					_, err = a.Recv() // what was before it in the batch may be answered
+				}
+				if status.Code(err) != c.code {
 					t.Errorf("%s to the %s: %v, want %v", c.what, server, err, c.code)
 				}
 			}

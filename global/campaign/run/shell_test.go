@@ -186,13 +186,13 @@ func TestF5TheNextLeaderKnowsTheLives(t *testing.T) {
 func TestF19AVoteOfBeforeAClockGapCountsForNoRoundAfterIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t)
-		r.elect()
 		// The answers of the first rounds are on their way, whatever becomes of
 		// their questions.
 		release := make(chan struct{})
 		r.each(func(w *witness) {
 			w.script = func(context.Context, *pb.VoterState) error { <-release; return nil }
 		})
+		r.elect()
 		wait(d / 8)
 		r.each(func(w *witness) { w.script = silent })
 		r.shell.ClockGap()
@@ -307,8 +307,8 @@ func TestF50ASilentVoterIsAskedAgainInTime(t *testing.T) {
 			from, to int
 		}{{"silent", silent, 2, 8}, {"refusing", lose, 4, 40}} {
 			r.each(func(w *witness) { w.script = c.script })
-			r.elect()
 			before := r.witnesses["witness/w1"].questions()
+			r.elect()
 			wait(minPatience + 100*time.Millisecond)
 			if n := r.witnesses["witness/w1"].questions() - before; n < c.from || n > c.to {
 				t.Errorf("a %s voter was asked %d times, want %d to %d", c.what, n, c.from, c.to)
