@@ -29,7 +29,9 @@ func TestAFloodIsOneIdentitys(t *testing.T) {
 	calm := c.newClient(client.Config{TTL: 10 * time.Second, Links: c.links}) // the admin's certificate: another identity
 	before := median(t, calm, "before")
 
-	const floods = 6000
+	// More than the region admits at once, and few enough that this process, which the
+	// other identity shares, is not itself what is overloaded.
+	const floods = 2000
 	region := c.File().Regions[0].Name
 	links := c.clientLinks()
 	var conns []*grpc.ClientConn
@@ -66,16 +68,16 @@ func TestAFloodIsOneIdentitys(t *testing.T) {
 		})
 	}
 	served := 0
-	for flood.Err() == nil {
+	for i := 0; flood.Err() == nil; i++ {
 		ctx, cancel := context.WithTimeout(flood, 2*time.Second)
-		lease, err := calm.Acquire(ctx, "lock/calm")
+		// A lock of its own: a release that takes longer goes on in the background.
+		lease, err := calm.Acquire(ctx, fmt.Sprintf("lock/calm-%d", i))
 		if err == nil {
+			served++
 			err = lease.Release(ctx)
 		}
 		cancel()
-		if err == nil {
-			served++
-		} else if flood.Err() == nil && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, client.ErrOverloaded) {
+		if err != nil && flood.Err() == nil && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, client.ErrOverloaded) {
 			t.Errorf("another identity: %v", err)
 		}
 	}
