@@ -275,3 +275,17 @@ func TestI3ANewLeadersWordEndsNothing(t *testing.T) {
 		t.Errorf("%v", v.Violations)
 	}
 }
+
+// A leader that was stopped gives up its head lease when it goes on; what it had
+// sent is good to its end.
+func TestI3AStoppedLeadersWordEndsNothing(t *testing.T) {
+	r := quiet()
+	for i := range r.Answers {
+		if a := &r.Answers[i]; a.Region == "eu" && a.Asked == at(5000) {
+			a.Answered, a.Says[0].Left = at(5700), 0
+		}
+	}
+	if v := Check(r, nil); len(v.Violations) != 0 {
+		t.Errorf("%v", v.Violations)
+	}
+}

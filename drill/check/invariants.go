@@ -70,6 +70,9 @@ func beliefs(actors []Actor) []Claim {
 	return out
 }
 
+// slowAnswer is longer than a process takes that did not stand still.
+const slowAnswer = 500 * time.Millisecond
+
 // nested checks I3: a worker believes no longer than its session, and than the
 // head lease of the region, as far as that tells.
 func nested(r *Record) []Violation {
@@ -87,10 +90,15 @@ func nested(r *Record) []Violation {
 	for _, a := range sorted {
 		for _, s := range a.Says {
 			k := key{s.Partition, s.Epoch}
-			if s.Left > 0 {
+			switch {
+			case s.Left > 0:
 				held[k] = a.Term
-			} else if held[k] != a.Term {
+			case held[k] != a.Term:
 				continue // a new leader, before its first round
+			case a.Answered.Sub(a.Asked) > slowAnswer:
+				// A leader that stood still gives up what it holds, at once; what it has sent
+				// stays good to its end, also of a renewal that nobody was told of here.
+				continue
 			}
 			// The latest end that the answer allows; of one who does not hold, it
 			// is over by the answer.
