@@ -209,7 +209,11 @@ func (c *Cluster) promote(ctx context.Context, p clusterfile.Process, list *pb.L
 		return false, nil
 	}
 	m := list.GetMembers()[i]
-	if err == nil && d.GetRaftId() != m.GetRaftId() {
+	if err != nil { // it may run on another data directory than the member's [F3]
+		progress(Progress{Server: p.Name, Waiting: true, Reason: err.Error()})
+		return false, nil
+	}
+	if d.GetRaftId() != m.GetRaftId() {
 		return false, fmt.Errorf("server %s is a member with another data directory (%s) than it runs on (%s) [F3]; if that data is lost, run `headlease server replace %s %s`",
 			p.Name, m.GetRaftId(), d.GetRaftId(), p.Name, p.Name)
 	}
