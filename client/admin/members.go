@@ -209,8 +209,12 @@ func (c *Cluster) promote(ctx context.Context, p clusterfile.Process, list *pb.L
 		return false, nil
 	}
 	m := list.GetMembers()[i]
-	if err != nil { // it may run on another data directory than the member's [F3]
-		progress(Progress{Server: p.Name, Waiting: true, Reason: err.Error()})
+	silent := ""
+	if err != nil {
+		silent = err.Error()
+	}
+	if silent != "" { // it may run on another data directory than the member's [F3]
+		progress(Progress{Server: p.Name, Waiting: true, Reason: silent})
 		return false, nil
 	}
 	if d.GetRaftId() != m.GetRaftId() {
