@@ -12,6 +12,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/headlease/headlease/internal/pause"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
 
@@ -252,7 +253,7 @@ func (r *region) closeSession(ctx context.Context, p *seat) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.ttl)
 	defer cancel()
-	for pause := minRetry; ; pause = min(2*pause, maxRetry) {
+	for wait := minRetry; ; wait = min(2*wait, maxRetry) {
 		err := r.conns.do(ctx, func(ctx context.Context, cc *grpc.ClientConn) error {
 			_, err := pb.NewSessionServiceClient(cc).CloseSession(ctx, &pb.CloseSessionRequest{SessionId: s.id, Secret: s.secret})
 			return err
@@ -260,21 +261,9 @@ func (r *region) closeSession(ctx context.Context, p *seat) error {
 		if err == nil || errors.Is(err, ErrSessionExpired) {
 			return nil
 		}
-		if !retryable(err) || !waitFor(ctx, max(pause, askedToWait(err))) {
+		if !retryable(err) || pause.For(ctx, max(wait, askedToWait(err))) != nil {
 			return fmt.Errorf("close session %s in %s: %w; it expires within %v", s.id, r.name, err, s.ttl)
 		}
-	}
-}
-
-// waitFor reports whether ctx still ran when the time was over.
-func waitFor(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return ctx.Err() == nil
-	case <-ctx.Done():
-		return false
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/headlease/headlease/drill/resource"
 	"github.com/headlease/headlease/drill/worker"
 	"github.com/headlease/headlease/internal/instant"
+	"github.com/headlease/headlease/internal/pause"
 )
 
 const (
@@ -87,7 +88,7 @@ func (p *pair) thaw(ctx context.Context) (without string, err error) {
 	} else if err != nil {
 		return "", err
 	}
-	if err := sleep(ctx, beforeThaw); err != nil {
+	if err := pause.For(ctx, beforeThaw); err != nil {
 		return "", err
 	}
 	if err := p.old.Signal(syscall.SIGCONT); err != nil {

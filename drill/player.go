@@ -15,6 +15,7 @@ import (
 	"github.com/headlease/headlease/drill/resource"
 	"github.com/headlease/headlease/internal/clusterfile"
 	"github.com/headlease/headlease/internal/instant"
+	"github.com/headlease/headlease/internal/pause"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
 
@@ -104,7 +105,7 @@ func (p *player) play(ctx context.Context, unguarded bool) (err error) {
 	} else {
 		p.settledAt = p.rig.clock.Now()
 	}
-	if err := sleep(ctx, p.plan.After.Of(p.d, p.rtt)); err != nil {
+	if err := pause.For(ctx, p.plan.After.Of(p.d, p.rtt)); err != nil {
 		return err
 	}
 	p.ended = p.rig.clock.Now()
@@ -136,7 +137,7 @@ func (p *player) prepare(ctx context.Context, unguarded bool) error {
 	limited, cancel := context.WithTimeoutCause(ctx, stepLimit, fmt.Errorf("not within %v", stepLimit))
 	defer cancel()
 	for !p.load.working() {
-		if err := sleep(limited, 20*time.Millisecond); err != nil {
+		if err := pause.For(limited, 20*time.Millisecond); err != nil {
 			p.load.stop(ctx)
 			return fmt.Errorf("wait for every lock to be held and written under: %w", err)
 		}
@@ -162,7 +163,7 @@ func (p *player) steps(ctx context.Context) error {
 	p.owners = p.world().owners
 	for i, s := range p.plan.Steps {
 		if wait := p.began.Add(s.At.Of(p.d, p.rtt)).Sub(p.rig.clock.Now()); wait > 0 {
-			if err := sleep(ctx, wait); err != nil {
+			if err := pause.For(ctx, wait); err != nil {
 				return err
 			}
 		}
@@ -357,7 +358,7 @@ func (p *player) breakLinks(ctx context.Context, i int, s plan.Step, lasts time.
 	}
 	f.Full = p.rig.clock.Now()
 	p.background(ctx, f, func(ctx context.Context) error {
-		if err := sleep(ctx, max(lasts/2, lasts-time.Second)); err != nil {
+		if err := pause.For(ctx, max(lasts/2, lasts-time.Second)); err != nil {
 			return err
 		}
 		for _, name := range sortedKeys(rules) {
@@ -369,7 +370,7 @@ func (p *player) breakLinks(ctx context.Context, i int, s plan.Step, lasts time.
 				f.NoEffect = err.Error()
 			}
 		}
-		if err := sleep(ctx, p.until(f.From.Add(lasts))); err != nil {
+		if err := pause.For(ctx, p.until(f.From.Add(lasts))); err != nil {
 			return err
 		}
 		f.Until = p.rig.clock.Now()
@@ -393,14 +394,14 @@ func (p *player) flap(ctx context.Context, f *check.Fault, w world, s plan.Step,
 		if f.Full == 0 {
 			f.Full = p.rig.clock.Now()
 		}
-		if err := sleep(ctx, s.Down); err != nil {
+		if err := pause.For(ctx, s.Down); err != nil {
 			return err
 		}
 		cuts++
 		if silent, _ := p.silent(links, began, p.rig.clock.Now().Add(sampleEvery)); silent > s.Down/3 {
 			felt++
 		}
-		if err := sleep(ctx, s.Up); err != nil {
+		if err := pause.For(ctx, s.Up); err != nil {
 			return err
 		}
 	}
@@ -536,7 +537,7 @@ func (p *player) breakProcess(ctx context.Context, i int, s plan.Step, lasts tim
 		if f.Effect = fmt.Sprintf("ended by its own watch: %v", ended); len(ended) < len(processes) {
 			f.NoEffect = fmt.Sprintf("of %v only %v ended; a process whose disk does that must", names, ended)
 		}
-		if err := sleep(ctx, p.until(f.From.Add(lasts))); err != nil {
+		if err := pause.For(ctx, p.until(f.From.Add(lasts))); err != nil {
 			return err
 		}
 		f.Until = p.rig.clock.Now()
@@ -597,7 +598,7 @@ func (p *player) signal(ctx context.Context, i int, s plan.Step, lasts time.Dura
 		}
 		f.Full = p.rig.clock.Now()
 		p.background(ctx, f, func(ctx context.Context) error {
-			waited := sleep(ctx, lasts)
+			waited := pause.For(ctx, lasts)
 			f.Until = p.rig.clock.Now()
 			for _, name := range names {
 				if n := p.rig.watch.heardIn(name, f.Full.Add(faultSlack/2), f.Until); n > 0 && lasts > faultSlack {
@@ -636,7 +637,7 @@ func (p *player) signal(ctx context.Context, i int, s plan.Step, lasts time.Dura
 		return nil
 	}
 	p.background(ctx, f, func(ctx context.Context) error {
-		if err := sleep(ctx, p.until(f.From.Add(lasts))); err != nil {
+		if err := pause.For(ctx, p.until(f.From.Add(lasts))); err != nil {
 			return err
 		}
 		f.Until = p.rig.clock.Now()
@@ -703,7 +704,7 @@ func (p *player) rolling(ctx context.Context, i int, s plan.Step) error {
 			if err := p.following(ctx, q); err != nil {
 				return err
 			}
-			if err := sleep(ctx, s.Pause); err != nil {
+			if err := pause.For(ctx, s.Pause); err != nil {
 				return err
 			}
 		}
@@ -723,7 +724,7 @@ func (p *player) following(ctx context.Context, q clusterfile.Process) error {
 		if err == nil && errStatus == nil && own.GetLeader() != "" && own.GetAppliedIndex()+100 > st.GetAppliedIndex() {
 			return nil
 		}
-		if err := sleep(limited, retell); err != nil {
+		if err := pause.For(limited, retell); err != nil {
 			return err
 		}
 	}
@@ -746,7 +747,7 @@ func (p *player) start(ctx context.Context, name string) error {
 		if len(req.GetFaults())+len(req.GetDiskFaults()) == 0 || p.rig.admin.SetFaults(limited, process, req) == nil {
 			return nil
 		}
-		if err := sleep(limited, retell); err != nil {
+		if err := pause.For(limited, retell); err != nil {
 			return err
 		}
 	}
@@ -786,7 +787,7 @@ func (p *player) mend(ctx context.Context) error {
 		if last = p.rig.heal(ctx); last == nil {
 			return errors.Join(errs...)
 		}
-		if sleep(ctx, retell) != nil {
+		if pause.For(ctx, retell) != nil {
 			return errors.Join(append(errs, fmt.Errorf("faults were not ended everywhere; they expire by themselves: %w", last))...)
 		}
 	}

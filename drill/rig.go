@@ -369,16 +369,6 @@ func (r *rig) binary() string {
 	return path
 }
 
-// sleep waits on the wall; it returns ctx's cause if that ends first.
-func sleep(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-time.After(d):
-		return nil
-	}
-}
-
 // makeDir makes the drill's directory: a temporary one, or the named one, which
 // must be new or empty.
 func makeDir(dir string) (string, error) {

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/headlease/headlease/client/admin"
+	"github.com/headlease/headlease/internal/pause"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
 
@@ -29,7 +30,7 @@ func (r *rig) settled(ctx context.Context, within time.Duration) error {
 		if why == nil {
 			return nil
 		}
-		if sleep(ctx, settleEvery) != nil {
+		if pause.For(ctx, settleEvery) != nil {
 			return fmt.Errorf("a settled cluster: %w (%w)", context.Cause(ctx), why)
 		}
 	}

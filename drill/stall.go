@@ -10,6 +10,7 @@ import (
 
 	"github.com/headlease/headlease/drill/check"
 	"github.com/headlease/headlease/internal/clock"
+	"github.com/headlease/headlease/internal/pause"
 )
 
 const (
@@ -40,7 +41,7 @@ func watchStalls(c clock.Clock) *stalls {
 		}
 	}
 	s.work.Go(func() {
-		for last := c.Now(); sleep(ctx, stallTick) == nil; {
+		for last := c.Now(); pause.For(ctx, stallTick) == nil; {
 			now := c.Now()
 			if late := now.Sub(last) - stallTick; late > stallFloor {
 				s.mu.Lock()

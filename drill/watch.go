@@ -15,6 +15,7 @@ import (
 	"github.com/headlease/headlease/internal/clock"
 	"github.com/headlease/headlease/internal/clusterfile"
 	"github.com/headlease/headlease/internal/instant"
+	"github.com/headlease/headlease/internal/pause"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
 
@@ -92,14 +93,11 @@ func (w *watch) close() {
 	w.work.Wait()
 }
 
-func pause(ctx context.Context, err error, every time.Duration) {
+func rest(ctx context.Context, err error, every time.Duration) {
 	if err != nil {
 		every = max(every, watchLost)
 	}
-	select {
-	case <-ctx.Done():
-	case <-time.After(every):
-	}
+	_ = pause.For(ctx, every) // ends with ctx, as the loops do
 }
 
 func (w *watch) askStatus(ctx context.Context, p clusterfile.Process) {
@@ -107,7 +105,7 @@ func (w *watch) askStatus(ctx context.Context, p clusterfile.Process) {
 		asked := w.clock.Now()
 		st, err := w.admin.ServerStatus(ctx, p)
 		w.take(p.Region, asked, w.clock.Now(), st, err)
-		pause(ctx, err, statusEvery)
+		rest(ctx, err, statusEvery)
 	}
 }
 
@@ -133,7 +131,7 @@ func (w *watch) askAlive(ctx context.Context, p clusterfile.Process) {
 			w.sample(now, p.Name, peers)
 		}
 		w.mu.Unlock()
-		pause(ctx, err, aliveEvery)
+		rest(ctx, err, aliveEvery)
 	}
 }
 

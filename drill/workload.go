@@ -21,6 +21,7 @@ import (
 	"github.com/headlease/headlease/internal/history"
 	"github.com/headlease/headlease/internal/instant"
 	lnk "github.com/headlease/headlease/internal/link"
+	"github.com/headlease/headlease/internal/pause"
 )
 
 const (
@@ -255,24 +256,24 @@ func (w *loadWorker) run(ctx context.Context) {
 			if ctx.Err() == nil {
 				w.log.Debug("not acquired", "worker", w.name, "lock", w.lock, "error", err)
 			}
-			_ = sleep(ctx, afterLoss) // ends with ctx, as the loop does
+			_ = pause.For(ctx, afterLoss) // ends with ctx, as the loop does
 			continue
 		}
 		if !w.probes {
 			w.counters.grants.Add(1)
 		}
 		w.event(lease, check.Event{Kind: check.Acquired, Sent: asked, Region: lease.Region(), Waited: waited})
-		pause := afterLoss
+		next := afterLoss
 		if w.probes {
 			w.release(ctx, lease)
-			pause = probeEvery
+			next = probeEvery
 		} else {
 			w.work(ctx, lease)
 		}
 		if w.once {
 			return
 		}
-		_ = sleep(ctx, pause) // ends with ctx, as the loop does
+		_ = pause.For(ctx, next) // ends with ctx, as the loop does
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/headlease/headlease/client/group"
 	"github.com/headlease/headlease/fence"
+	"github.com/headlease/headlease/internal/pause"
 )
 
 // ErrPanicked is the error of a handler that panicked.
@@ -215,7 +216,7 @@ func (c *chain) handle(ctx, waiting context.Context, messages []Message) (done i
 			}
 			return done + 1, nil
 		}
-		if !sleep(waiting, c.pause(attempt)) {
+		if pause.For(waiting, c.pause(attempt)) != nil {
 			return done, nil // the next holder begins with the others
 		}
 	}
@@ -266,7 +267,7 @@ func (c *chain) retry(ctx context.Context, what string, do func() error) error {
 		}
 		c.note(true, time.Time{})
 		c.cfg.Logger.Warn("worker: could not "+what, "resource", c.shard.resource, "attempt", attempt, "error", err)
-		if !sleep(ctx, c.pause(attempt)) {
+		if pause.For(ctx, c.pause(attempt)) != nil {
 			return err
 		}
 	}
@@ -287,14 +288,3 @@ func (c *chain) note(failing bool, since time.Time) {
 }
 
 func over(ctx context.Context) bool { return ctx.Err() != nil }
-
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-		return true
-	}
-}

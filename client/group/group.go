@@ -13,6 +13,7 @@ import (
 	"github.com/headlease/headlease/client"
 	"github.com/headlease/headlease/client/group/plan"
 	"github.com/headlease/headlease/fence"
+	"github.com/headlease/headlease/internal/pause"
 	"github.com/headlease/headlease/internal/wake"
 )
 
@@ -208,7 +209,7 @@ func (m *member) watch(ctx context.Context) {
 				m.see(&told)
 			}
 		}
-		pause(ctx, retryPause)
+		_ = pause.For(ctx, retryPause) // ends with ctx, as the loop does
 	}
 }
 
@@ -266,7 +267,7 @@ func (m *member) keep(ctx context.Context, what string, acquire func(context.Con
 			if ctx.Err() == nil {
 				m.cfg.Logger.Debug("group: could not "+what, "group", m.cfg.Name, "error", err)
 			}
-			pause(ctx, retryPause)
+			_ = pause.For(ctx, retryPause) // ends with ctx, as the loop does
 			continue
 		}
 		m.mu.Lock()
@@ -281,16 +282,6 @@ func (m *member) keep(ctx context.Context, what string, acquire func(context.Con
 		set(nil)
 		m.mu.Unlock()
 		wake.Up(m.heard)
-	}
-}
-
-// pause waits, unless ctx ends.
-func pause(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-	case <-t.C:
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/headlease/headlease/client"
+	"github.com/headlease/headlease/internal/pause"
 	"github.com/headlease/headlease/internal/wake"
 )
 
@@ -61,7 +62,7 @@ func (m *member) hold(ctx context.Context, h *holder) {
 			if h.waiting.Err() == nil {
 				m.cfg.Logger.Warn("group: could not acquire a shard", "resource", resource, "error", err)
 			}
-			pause(h.waiting, retryPause)
+			_ = pause.For(h.waiting, retryPause) // ends with ctx, as the loop does
 			continue
 		}
 		err = m.serve(h, lease)
@@ -71,14 +72,13 @@ func (m *member) hold(ctx context.Context, h *holder) {
 			m.cfg.Logger.Warn("group: a release is still under way", "resource", resource, "error", err)
 		}
 		cancel()
-		switch {
-		case h.waiting.Err() != nil || lost:
-		case err != nil:
-			m.cfg.Logger.Warn("group: the work on a shard failed, and begins again", "resource", resource, "error", err)
-			pause(h.waiting, retryPause)
-		default:
-			pause(h.waiting, retryPause)
+		if h.waiting.Err() != nil || lost {
+			continue
 		}
+		if err != nil {
+			m.cfg.Logger.Warn("group: the work on a shard failed, and begins again", "resource", resource, "error", err)
+		}
+		_ = pause.For(h.waiting, retryPause) // ends with ctx, as the loop does
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/headlease/headlease/fence/redisguard"
+	"github.com/headlease/headlease/internal/pause"
 )
 
 // The checker reads PostgreSQL and the streams, and no worker's word.
@@ -59,7 +60,7 @@ func (t *theatre) progress(ctx context.Context, want int) error {
 		if n >= want {
 			return nil
 		}
-		if err := pause(ctx, 200*time.Millisecond); err != nil {
+		if err := pause.For(ctx, 200*time.Millisecond); err != nil {
 			return fmt.Errorf("%d orders of %d are handled: %w", n, want, err)
 		}
 	}
@@ -109,7 +110,7 @@ func (t *theatre) drained(ctx context.Context) error {
 		if time.Since(since) > time.Minute {
 			return fmt.Errorf("%s, and nothing was written for a minute", left)
 		}
-		if err := pause(ctx, 300*time.Millisecond); err != nil {
+		if err := pause.For(ctx, 300*time.Millisecond); err != nil {
 			return fmt.Errorf("%s: %w", left, err)
 		}
 	}

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"syscall"
 	"time"
+
+	"github.com/headlease/headlease/internal/pause"
 )
 
 // producers run at a time.
@@ -76,7 +78,7 @@ func (t *theatre) breakThings(ctx context.Context, round int) error {
 		if err := step(); err != nil {
 			return err
 		}
-		if err := pause(ctx, time.Second); err != nil {
+		if err := pause.For(ctx, time.Second); err != nil {
 			return err
 		}
 	}
@@ -88,7 +90,7 @@ func (t *theatre) crash(ctx context.Context, name string) error {
 	if err := t.kill(ctx, t.workers[name]); err != nil {
 		return err
 	}
-	if err := pause(ctx, 4*time.Second); err != nil {
+	if err := pause.For(ctx, 4*time.Second); err != nil {
 		return err
 	}
 	t.say("%s starts again", name)
@@ -108,7 +110,7 @@ func (t *theatre) freeze(ctx context.Context, name string) error {
 		return err
 	}
 	t.say("%s is frozen between check and send, with %d writes on their way", name, w.heard(eventFreezing))
-	if err := pause(ctx, frozenFor); err != nil {
+	if err := pause.For(ctx, frozenFor); err != nil {
 		return err
 	}
 	t.say("%s goes on, after %v", name, frozenFor)
@@ -118,7 +120,7 @@ func (t *theatre) freeze(ctx context.Context, name string) error {
 func (t *theatre) restartRedis(ctx context.Context) error {
 	t.say("kill -9 of redis-server, which starts again after a second")
 	t.redis.Kill()
-	if err := pause(ctx, time.Second); err != nil {
+	if err := pause.For(ctx, time.Second); err != nil {
 		return err
 	}
 	return t.redis.Start()
@@ -142,7 +144,7 @@ func (t *theatre) redeploy(ctx context.Context) error {
 		if err := t.startWorker(name); err != nil {
 			return err
 		}
-		if err := pause(ctx, 2*time.Second); err != nil {
+		if err := pause.For(ctx, 2*time.Second); err != nil {
 			return err
 		}
 	}
@@ -194,7 +196,7 @@ func (t *theatre) produceOne(ctx context.Context, i, count int) error {
 		}
 		if i == 0 && life == 0 {
 			for p.heard(eventSent) < count/2 && p.Running() {
-				if err := pause(ctx, 20*time.Millisecond); err != nil {
+				if err := pause.For(ctx, 20*time.Millisecond); err != nil {
 					return err
 				}
 			}

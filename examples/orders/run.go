@@ -266,18 +266,6 @@ func (t *theatre) kill(ctx context.Context, p *process) error {
 	return p.Wait(ctx)
 }
 
-// pause waits.
-func pause(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}
-
 func summary(counts map[string]int) string {
 	return fmt.Sprintf("%d at PostgreSQL, %d at Redis", counts["postgres"], counts["redis"])
 }

@@ -30,6 +30,7 @@ import (
 	"time"
 
 	"github.com/headlease/headlease/internal/fault"
+	"github.com/headlease/headlease/internal/pause"
 	"github.com/headlease/headlease/internal/pki"
 )
 
@@ -226,27 +227,16 @@ func (l *Links) passDial(ctx context.Context, plane Plane, peer Peer) error {
 		changed := l.cfg.Faults.Changed()
 		link := l.fault(plane, peer.Name, peer.Region)
 		if !link.Drop {
-			return sleep(ctx, sendDelay(link))
+			if pause.For(ctx, sendDelay(link)) != nil {
+				return ctx.Err()
+			}
+			return nil
 		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
 			return fmt.Errorf("no answer (drill fault): %w", ctx.Err())
 		}
-	}
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	if d <= 0 {
-		return ctx.Err()
-	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
 	}
 }
 
