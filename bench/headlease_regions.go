@@ -15,6 +15,7 @@ import (
 
 	"github.com/headlease/headlease/client"
 	"github.com/headlease/headlease/client/admin"
+	"github.com/headlease/headlease/internal/clusterclient"
 	"github.com/headlease/headlease/internal/clusterfile"
 	"github.com/headlease/headlease/internal/link"
 	"github.com/headlease/headlease/internal/pki"
@@ -173,14 +174,7 @@ func openInRegion(s *headleaseRegions, o Opts) (*regionDriver, error) {
 	if d.links, err = s.newLinks(pki.Identity{Role: pki.RoleClient, Name: headleaseClient}, o.Dial); err != nil {
 		return nil, err
 	}
-	cfg := client.Config{Cluster: s.file.Cluster, Home: s.region(home), Links: d.links, TTL: 30 * time.Second}
-	for _, r := range s.file.Regions {
-		region := client.Region{Name: r.Name}
-		for _, p := range r.Servers {
-			region.Servers = append(region.Servers, client.Server{Name: p.Name, API: p.API})
-		}
-		cfg.Regions = append(cfg.Regions, region)
-	}
+	cfg := client.Config{Cluster: s.file.Cluster, Regions: clusterclient.Regions(s.file), Home: s.region(home), Links: d.links, TTL: 30 * time.Second}
 	if d.cl, err = client.New(cfg); err != nil {
 		return nil, errors.Join(err, d.links.Close())
 	}

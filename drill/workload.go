@@ -17,7 +17,7 @@ import (
 	"github.com/headlease/headlease/drill/resource"
 	"github.com/headlease/headlease/fence"
 	"github.com/headlease/headlease/internal/clock"
-	"github.com/headlease/headlease/internal/clusterfile"
+	"github.com/headlease/headlease/internal/clusterclient"
 	"github.com/headlease/headlease/internal/history"
 	"github.com/headlease/headlease/internal/instant"
 	lnk "github.com/headlease/headlease/internal/link"
@@ -139,24 +139,13 @@ func (r recording) DialGRPC(plane lnk.Plane, peer lnk.Peer, extra ...grpc.DialOp
 	return r.Links.DialGRPC(plane, peer, extra...)
 }
 
-func clientRegions(f clusterfile.File) []client.Region {
-	out := make([]client.Region, len(f.Regions))
-	for i, r := range f.Regions {
-		out[i].Name = r.Name
-		for _, s := range r.Servers {
-			out[i].Servers = append(out[i].Servers, client.Server{Name: s.Name, API: s.API})
-		}
-	}
-	return out
-}
-
 func (l *workload) newClient(home, name string, recorded bool) (*client.Client, error) {
 	links := l.rig.links
 	if recorded {
 		links = recording{links, l.recorders, name}
 	}
 	return client.New(client.Config{
-		Cluster: l.rig.file().Cluster, Regions: clientRegions(l.rig.file()), Home: home, Links: links, TTL: l.plan.TTL, Clock: l.rig.clock,
+		Cluster: l.rig.file().Cluster, Regions: clusterclient.Regions(l.rig.file()), Home: home, Links: links, TTL: l.plan.TTL, Clock: l.rig.clock,
 		Logger: l.rig.log.With("client", name), Labels: map[string]string{"drill": "workload"},
 	})
 }

@@ -216,7 +216,8 @@ func (c *chain) handle(ctx, waiting context.Context, messages []Message) (done i
 			}
 			return done + 1, nil
 		}
-		if pause.For(waiting, c.pause(attempt)) != nil {
+		_ = pause.For(waiting, c.pause(attempt))
+		if over(waiting) {
 			return done, nil // the next holder begins with the others
 		}
 	}

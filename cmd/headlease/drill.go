@@ -21,6 +21,7 @@ import (
 	"github.com/headlease/headlease/drill/scenarios"
 	"github.com/headlease/headlease/drill/worker"
 	"github.com/headlease/headlease/internal/clock"
+	"github.com/headlease/headlease/internal/clusterclient"
 	"github.com/headlease/headlease/internal/devcluster"
 )
 
@@ -222,7 +223,7 @@ func runDrillWorker(ctx context.Context, a *app, o drillWorker) (err error) {
 		return err
 	}
 	c, err := client.New(client.Config{
-		Regions: regions(file), Home: o.home, Links: links, TTL: o.ttl, Clock: sys, Logger: log,
+		Regions: clusterclient.Regions(file), Home: o.home, Links: links, TTL: o.ttl, Clock: sys, Logger: log,
 		Labels: map[string]string{"worker": strings.ReplaceAll(o.name, " ", "-")},
 	})
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/headlease/headlease/client"
+	"github.com/headlease/headlease/internal/clusterclient"
 	"github.com/headlease/headlease/internal/clusterfile"
 	"github.com/headlease/headlease/shard"
 )
@@ -167,7 +168,7 @@ func (a *app) withConfig(o leaseOptions, do func(client.Config) error) (err erro
 		return err
 	}
 	defer func() { err = errors.Join(err, l.Close()) }()
-	return do(client.Config{Cluster: f.Cluster, Regions: regions(f), Home: o.region, Links: l, TTL: o.ttl, Logger: log})
+	return do(client.Config{Cluster: f.Cluster, Regions: clusterclient.Regions(f), Home: o.region, Links: l, TTL: o.ttl, Logger: log})
 }
 
 // withClient calls do with a client and closes it afterwards, with its

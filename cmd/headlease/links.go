@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/headlease/headlease/client"
 	"github.com/headlease/headlease/internal/clusterfile"
 	"github.com/headlease/headlease/internal/link"
 	"github.com/headlease/headlease/internal/pki"
@@ -38,16 +37,4 @@ func identity(name string) pki.Identity {
 		return admin()
 	}
 	return pki.Identity{Role: pki.RoleClient, Name: name}
-}
-
-// regions of a cluster file as the SDK wants them.
-func regions(f clusterfile.File) []client.Region {
-	out := make([]client.Region, len(f.Regions))
-	for i, r := range f.Regions {
-		out[i].Name = r.Name
-		for _, s := range r.Servers {
-			out[i].Servers = append(out[i].Servers, client.Server{Name: s.Name, API: s.API})
-		}
-	}
-	return out
 }

@@ -21,7 +21,7 @@ import (
 	"github.com/headlease/headlease/fence"
 	"github.com/headlease/headlease/fence/pgguard"
 	"github.com/headlease/headlease/fence/redisguard"
-	"github.com/headlease/headlease/internal/clusterfile"
+	"github.com/headlease/headlease/internal/clusterclient"
 	"github.com/headlease/headlease/internal/clusterfile/load"
 	"github.com/headlease/headlease/internal/devcluster"
 	"github.com/headlease/headlease/internal/link"
@@ -140,7 +140,7 @@ func work(ctx context.Context, s stage, name string) (err error) {
 	}
 	defer func() { err = errors.Join(err, links.Close()) }()
 	defer func() { log.Info("all connections are to be closed") }()
-	c, err := client.New(client.Config{Cluster: file.Cluster, Regions: regions(file), Links: links, TTL: s.TTL, Logger: log})
+	c, err := client.New(client.Config{Cluster: file.Cluster, Regions: clusterclient.Regions(file), Links: links, TTL: s.TTL, Logger: log})
 	if err != nil {
 		return err
 	}
@@ -185,17 +185,6 @@ func work(ctx context.Context, s stage, name string) (err error) {
 		},
 		Source: source, Claim: o.claim, Handle: o.handle, Logger: log,
 	})
-}
-
-func regions(f clusterfile.File) []client.Region {
-	out := make([]client.Region, len(f.Regions))
-	for i, r := range f.Regions {
-		out[i].Name = r.Name
-		for _, s := range r.Servers {
-			out[i].Servers = append(out[i].Servers, client.Server{Name: s.Name, API: s.API})
-		}
-	}
-	return out
 }
 
 // tokens is a guard that compares what token makes of a lease's token.

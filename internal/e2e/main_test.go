@@ -14,6 +14,7 @@ import (
 
 	"github.com/headlease/headlease/client"
 	"github.com/headlease/headlease/client/admin"
+	"github.com/headlease/headlease/internal/clusterclient"
 	"github.com/headlease/headlease/internal/clusterfile"
 	"github.com/headlease/headlease/internal/devcluster"
 	"github.com/headlease/headlease/internal/link"
@@ -169,13 +170,7 @@ func (c *cluster) client(home string, ttl time.Duration) *client.Client {
 // newClient returns a client of the cluster's regions, closed when the test ends.
 func (c *cluster) newClient(cfg client.Config) *client.Client {
 	c.t.Helper()
-	for _, r := range c.File().Regions {
-		region := client.Region{Name: r.Name}
-		for _, s := range r.Servers {
-			region.Servers = append(region.Servers, client.Server{Name: s.Name, API: s.API})
-		}
-		cfg.Regions = append(cfg.Regions, region)
-	}
+	cfg.Regions = clusterclient.Regions(c.File())
 	cl, err := client.New(cfg)
 	if err != nil {
 		c.t.Fatal(err)

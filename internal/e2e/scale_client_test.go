@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/headlease/headlease/client"
+	"github.com/headlease/headlease/internal/clusterclient"
 	clusterload "github.com/headlease/headlease/internal/clusterfile/load"
 	"github.com/headlease/headlease/internal/devcluster"
 	"github.com/headlease/headlease/internal/link"
@@ -61,14 +62,7 @@ func scaleClient(raw string) error {
 		return err
 	}
 	p := &scaleProcess{cfg: cfg}
-	p.base = client.Config{TTL: cfg.TTL, Logger: slog.New(slog.DiscardHandler)}
-	for _, r := range f.Regions {
-		region := client.Region{Name: r.Name}
-		for _, s := range r.Servers {
-			region.Servers = append(region.Servers, client.Server{Name: s.Name, API: s.API})
-		}
-		p.base.Regions = append(p.base.Regions, region)
-	}
+	p.base = client.Config{Regions: clusterclient.Regions(f), TTL: cfg.TTL, Logger: slog.New(slog.DiscardHandler)}
 	id := pki.Identity{Cluster: f.Cluster, Role: pki.RoleClient, Name: devcluster.DefaultClient}
 	creds, err := pki.Load(pki.LoadConfig{Dir: filepath.Join(cfg.Dir, "certs"), Want: id})
 	if err != nil {
