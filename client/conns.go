@@ -87,7 +87,7 @@ func (c *conns) leave(at int, cc *grpc.ClientConn, fresh bool) {
 func (c *conns) do(ctx context.Context, call func(context.Context, *grpc.ClientConn) error) error {
 	var last error
 	timeout := attemptTimeout
-	for tries, interrupted := 0, 0; tries < len(c.servers); tries++ {
+	for tries, interrupted := 0, 0; tries < len(c.servers); {
 		cc, at, err := c.current()
 		if err != nil {
 			return err
@@ -101,10 +101,10 @@ func (c *conns) do(ctx context.Context, call func(context.Context, *grpc.ClientC
 		} else if isCode(err, codes.Canceled) && interrupted < maxInterrupted {
 			// Somebody else has given the connection up: no server has said anything.
 			interrupted++
-			tries--
 			c.leave(at, cc, false)
 			continue
 		}
+		tries++
 		if err == nil || ctx.Err() != nil || !errors.Is(err, ErrUnavailable) && !withoutData(err) {
 			return err
 		}

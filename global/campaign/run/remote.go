@@ -187,6 +187,7 @@ func (r *voter) Configure(ctx context.Context, req *pb.ConfigureRequest) (*pb.Co
 // answers there before hand-shakes are over; one in a blackhole never does.
 func call[T any](ctx context.Context, r *voter, do func(context.Context, pb.VoteServiceClient) (T, error)) (T, error) {
 	type reply struct {
+		of  *connection
 		res T
 		err error
 	}
@@ -197,7 +198,8 @@ func call[T any](ctx context.Context, r *voter, do func(context.Context, pb.Vote
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	ask := func(c *connection) reply {
+	replies := make(chan reply, 2)
+	ask := func(c *connection) {
 		silence := time.AfterFunc(r.patience(c), func() { r.failed(c, true) })
 		began := time.Now()
 		res, err := do(ctx, pb.NewVoteServiceClient(c))
@@ -206,31 +208,24 @@ func call[T any](ctx context.Context, r *voter, do func(context.Context, pb.Vote
 			r.failed(c, status.Code(err) == codes.DeadlineExceeded)
 		}
 		r.end(c, time.Since(began), err)
-		return reply{res, err}
+		replies <- reply{c, res, err}
 	}
-	if last == nil {
-		a := ask(present)
-		return a.res, a.err
+	asked := 1
+	go ask(present) // ended by ctx
+	if last != nil {
+		asked++
+		go ask(last) // ended by ctx
 	}
-	beside := make(chan reply, 1)
-	go func() { beside <- ask(last) }() // ended by ctx
-	first := make(chan reply, 1)
-	go func() { first <- ask(present) }() // ended by ctx
-	select {
-	case a := <-first:
-		if a.err != nil {
-			if b := <-beside; b.err == nil {
-				return b.res, nil
-			}
+	for range asked {
+		a := <-replies
+		if a.err == nil {
+			return a.res, nil
 		}
-		return a.res, a.err
-	case b := <-beside:
-		if b.err == nil {
-			return b.res, nil
+		if a.of == present {
+			err = a.err
 		}
-		a := <-first
-		return a.res, a.err
 	}
+	return none, err
 }
 
 // begin returns the connection to the present process, for a call, and the one that
