@@ -150,6 +150,7 @@ type compiler struct {
 
 	resource map[request]string
 	again    map[request]bool
+	terms    map[request]terms
 	ttl      map[string]time.Duration
 	opened   map[string]time.Duration
 	acquires map[string][]*Op // by session
@@ -165,7 +166,7 @@ type compiler struct {
 // already.
 func compile(h History, p *promises, timed bool) (map[string][]porcupine.Operation, []string) {
 	c := &compiler{
-		h: h, p: p, timed: timed, resource: map[request]string{}, again: map[request]bool{}, ttl: map[string]time.Duration{},
+		h: h, p: p, timed: timed, resource: map[request]string{}, again: map[request]bool{}, terms: map[request]terms{}, ttl: map[string]time.Duration{},
 		opened: map[string]time.Duration{}, acquires: map[string][]*Op{}, unknown: map[request][]*Op{}, clients: map[string]int{}, out: map[string][]porcupine.Operation{},
 	}
 	c.index()
@@ -209,6 +210,7 @@ func (c *compiler) index() {
 			r := request{op.Session, op.Request}
 			if op.Kind == Acquire {
 				c.resource[r] = op.Resource
+				c.terms[r] = terms{value: op.Value, delay: op.Delay}
 				c.acquires[op.Session] = append(c.acquires[op.Session], op)
 			}
 			if op.Unknown() {
@@ -223,12 +225,15 @@ func (c *compiler) index() {
 	for _, m := range c.h.Messages {
 		c.end = max(c.end, m.At)
 	}
+	for _, f := range c.h.Facts {
+		c.end = max(c.end, f.At)
+	}
 	c.end += 2
 }
 
 // add puts an operation into a lock's history.
 func (c *compiler) add(resource, client string, in *input, call, ret time.Duration) {
-	in.again = c.again
+	in.again, in.terms = c.again, c.terms
 	id, ok := c.clients[client]
 	if !ok {
 		id = len(c.clients)
@@ -399,7 +404,7 @@ func (c *compiler) endings(resource string, sessions map[string]bool) {
 		if c.timed {
 			from = max(from, c.p.session[session])
 		}
-		c.maybe(resource, Op{Kind: ends, Session: session}, from)
+		c.maybe(resource, Op{Kind: expires, Session: session}, from)
 	}
 	for _, op := range c.h.Ops {
 		if op.Kind != Close || !sessions[op.Session] || op.Answer.Code == Refused {

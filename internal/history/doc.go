@@ -9,14 +9,15 @@
 //
 // # What is checked
 //
-// Check runs porcupine over a model of one lock: its holder, its token, its
-// queue, the requests that were answered, the sessions that have ended. The
+// Check runs porcupine over a model of one lock: its holder, its token and
+// value, its queue, the requests that were answered, the sessions that have ended. The
 // model is a description of the rules of its own; it shares no code with the
 // state machine. A call without an answer may have taken effect at any later
 // time, or never. What nobody calls has an operation of its own that may happen
 // or not: a session expires, but not before the end that its client was
 // promised; an offer lapses, unless the client was told that it is confirmed;
-// a revoked lease passes on.
+// a revoked lease passes on. Drains and the ends of lock delays are known from
+// the log's facts only.
 //
 // Beside it, Check follows what each client may believe, message by message,
 // from the rules of design §3: no two tokens of a resource may be believed at

@@ -55,8 +55,44 @@ func (c *compiler) facts(touched map[string]map[string]bool) {
 				}
 				c.force(f, Op{Kind: passes, Session: f.Session, Token: f.Token}, true)
 			}
+		case DelayEnded:
+			c.delayEnded(f)
+		case DrainBegun, DrainEnded:
+			kind := drains
+			if f.Kind == DrainEnded {
+				kind = aborts
+			}
+			for resource := range touched {
+				f.Resource = resource
+				c.force(f, Op{Kind: kind}, false)
+			}
 		}
 	}
+}
+
+// draining tells whether the partition drained when a fact came about.
+func (c *compiler) draining(f Fact) bool {
+	on := false
+	for _, d := range c.h.Facts {
+		if d.Index > f.Index {
+			break
+		}
+		on = d.Kind == DrainBegun || on && d.Kind != DrainEnded
+	}
+	return on
+}
+
+// delayEnded: no sooner than the holder had asked for.
+func (c *compiler) delayEnded(f Fact) {
+	for _, d := range c.h.Facts {
+		if d.Kind != DelayBegun || d.Resource != f.Resource || d.Token != f.Token {
+			continue
+		}
+		if early := d.At + time.Duration(float64(d.Delay)*c.p.share); c.timed && f.At < early {
+			c.wrong(f, "I6: the lock delay of %v that began at %v was over before %v", d.Delay, d.At, early)
+		}
+	}
+	c.force(f, Op{Kind: resumes}, true)
 }
 
 func (c *compiler) wrong(f Fact, format string, args ...any) {
@@ -129,22 +165,29 @@ func causes(o *Op, f Fact) bool {
 // touched.
 func (c *compiler) sessionEnd(session string, f Fact, touched map[string]map[string]bool) {
 	asked := c.cause(f, func(o *Op) bool { return o.Kind == Close && o.Session == session })
+	if f.Reason == ByExpiry {
+		asked = nil // however late a Close of it came
+	}
 	if asked != nil && !asked.Unknown() {
 		return
 	}
 	if until := c.p.session[session]; asked == nil && c.timed && f.At < until {
 		c.wrong(f, "I3: the session expired, but was promised to live until %v", until)
 	}
+	kind := expires
+	if asked != nil {
+		kind = ends
+	}
 	for _, resource := range slices.Sorted(maps.Keys(touched)) {
 		if touched[resource][session] {
 			f.Resource = resource
-			c.force(f, Op{Kind: ends, Session: session}, true)
+			c.force(f, Op{Kind: kind, Session: session}, true)
 		}
 	}
 }
 
-// leftQueue: by a Cancel, with its session, or because the session has said
-// that the request is not open any more.
+// leftQueue: by a Cancel, with its session, for a drain, or because the session
+// has said that the request is not open any more.
 func (c *compiler) leftQueue(f Fact, ends map[string]Fact) {
 	if e, ok := ends[f.Session]; ok && e.Index == f.Index {
 		return
@@ -163,16 +206,25 @@ func (c *compiler) leftQueue(f Fact, ends map[string]Fact) {
 			return
 		}
 	}
+	if c.draining(f) {
+		c.force(f, Op{Kind: drops, Session: f.Session, Request: f.Request}, true)
+		return
+	}
 	c.wrong(f, "nobody has asked for that")
 }
 
-// revoked: by an operator, or because an offer was not confirmed in time.
+// revoked: by an operator, for a drain, or because an offer was not confirmed in
+// time.
 func (c *compiler) revoked(f Fact) {
 	op := c.cause(f, func(o *Op) bool { return o.Kind == Revoke && o.Resource == f.Resource && o.Token == f.Token })
 	switch {
 	case op != nil && !op.Unknown():
 		return
 	case op != nil:
+		c.force(f, Op{Kind: Revoke, Token: f.Token}, true)
+		return
+	}
+	if c.draining(f) {
 		c.force(f, Op{Kind: Revoke, Token: f.Token}, true)
 		return
 	}

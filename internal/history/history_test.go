@@ -42,6 +42,17 @@ func (s *script) granted(session string, id, token uint64) *script {
 	return s.acquire(session, id, true, Answer{Granted: true, Token: token})
 }
 
+// delayed and valued are granted with a lock delay, or a value.
+func (s *script) delayed(session string, id, token uint64, delay time.Duration) *script {
+	s.granted(session, id, token).h.Ops[len(s.h.Ops)-1].Delay = delay
+	return s
+}
+
+func (s *script) valued(session string, id, token uint64, value string) *script {
+	s.granted(session, id, token).h.Ops[len(s.h.Ops)-1].Value = value
+	return s
+}
+
 func (s *script) queued(session string, id uint64, ahead uint32) *script {
 	return s.acquire(session, id, true, Answer{Queued: true, Ahead: ahead})
 }
@@ -93,7 +104,9 @@ func (s *script) wait(d time.Duration) *script { s.now += d; return s }
 func (s *script) fact(f Fact) *script {
 	s.now += 10 * ms
 	f.At, f.Index = s.now, uint64(len(s.h.Facts)+1)
-	if f.Kind != SessionClosed {
+	switch f.Kind {
+	case SessionClosed, DrainBegun, DrainEnded:
+	default:
 		f.Resource = "lock/x"
 	}
 	s.h.Facts = append(s.h.Facts, f)
@@ -122,6 +135,16 @@ func TestHistoriesThatTheDesignAllows(t *testing.T) {
 		"a request id that was used": start().granted("a", 1, 10).release("a", 10, OK).acquire("a", 1, true, Answer{Code: Stale}),
 		"facts that explain": start().granted("a", 1, 10).lost(Op{Kind: Acquire, Session: "b", Request: 1, Lowest: 1, Wait: true}).
 			fact(Fact{Kind: Queued, Session: "b", Request: 1}).get("a", 10, 1).fact(Fact{Kind: SessionClosed, Session: "a"}).get("b", 11, 0),
+		"a drain, taken back": start().granted("a", 1, 10).queued("b", 1, 0).fact(Fact{Kind: DrainBegun}).
+			fact(Fact{Kind: Revoked, Session: "a", Token: 10}).lost(Op{Kind: Acquire, Session: "c", Request: 1, Lowest: 1, Wait: true}).
+			release("a", 10, OK).get("", 0, 0).fact(Fact{Kind: DrainEnded}).fact(Fact{Kind: Granted, Session: "b", Request: 1, Token: 11, Offered: true}).
+			get("b", 11, 0),
+		"a waiter that a drain sends away": start().granted("a", 1, 10).queued("b", 1, 0).fact(Fact{Kind: DrainBegun}).
+			fact(Fact{Kind: LeftQueue, Session: "b", Request: 1}).get("a", 10, 0),
+		"a lock delay": start().delayed("a", 1, 10, time.Second).queued("b", 1, 0).fact(Fact{Kind: SessionClosed, Session: "a", Reason: ByExpiry}).
+			fact(Fact{Kind: DelayBegun, Token: 10, Delay: time.Second}).acquire("c", 1, false, Answer{Busy: true, Waiters: 1}).
+			wait(time.Second).fact(Fact{Kind: DelayEnded, Token: 10}).fact(Fact{Kind: Granted, Session: "b", Request: 1, Token: 11, Offered: true}),
+		"a release without a lock delay": start().delayed("a", 1, 10, time.Second).release("a", 10, OK).granted("b", 1, 11),
 		"a lost try that took effect while its repeat was under way": start().granted("a", 1, 10).queued("c", 1, 0).
 			lost(Op{Kind: Acquire, Session: "b", Request: 1, Lowest: 1, Wait: true}).
 			queued("b", 1, 0).lasting(60*ms).fact(Fact{Kind: Queued, Session: "b", Request: 1}).get("a", 10, 2).release("a", 10, OK).
@@ -152,7 +175,18 @@ func TestHistoriesThatTheDesignForbids(t *testing.T) {
 		"a confirmed offer that lapsed (F23)": start().granted("a", 1, 10).queued("b", 1, 0).queued("c", 1, 1).release("a", 10, OK).
 			offer("b", 1, 11).ack("b", time.Hour, 11).wait(2*time.Second).offer("c", 1, 12),
 		"a fact that nobody asked for": start().granted("a", 1, 10).fact(Fact{Kind: Ended, Session: "a", Token: 10, Reason: ByRelease}),
-		"an expiry before its time":    start().granted("a", 1, 10).ack("a", time.Hour, 10).fact(Fact{Kind: SessionClosed, Session: "a"}),
+		"a grant in a drain (F26)":     start().fact(Fact{Kind: DrainBegun}).granted("a", 1, 10),
+		"a hand-over in a drain (F26)": start().granted("a", 1, 10).queued("b", 1, 0).fact(Fact{Kind: DrainBegun}).release("a", 10, OK).
+			fact(Fact{Kind: Granted, Session: "b", Request: 1, Token: 11, Offered: true}),
+		"a waiter that an aborted drain sends away": start().granted("a", 1, 10).queued("b", 1, 0).fact(Fact{Kind: DrainBegun}).
+			fact(Fact{Kind: DrainEnded}).fact(Fact{Kind: LeftQueue, Session: "b", Request: 1}),
+		"a grant in a lock delay (I6)": start().delayed("a", 1, 10, time.Second).fact(Fact{Kind: SessionClosed, Session: "a", Reason: ByExpiry}).
+			fact(Fact{Kind: DelayBegun, Token: 10, Delay: time.Second}).granted("b", 1, 11),
+		"a lock delay cut short (I6)": start().delayed("a", 1, 10, time.Second).fact(Fact{Kind: SessionClosed, Session: "a", Reason: ByExpiry}).
+			fact(Fact{Kind: DelayBegun, Token: 10, Delay: time.Second}).wait(900*ms).fact(Fact{Kind: DelayEnded, Token: 10}).granted("b", 1, 11),
+		"a value of before": start().valued("a", 1, 10, "x").release("a", 10, OK).granted("b", 1, 11).
+			op(Op{Kind: Get, Client: "reader", Answer: Answer{Session: "b", Token: 11, Value: "x"}}),
+		"an expiry before its time": start().granted("a", 1, 10).ack("a", time.Hour, 10).fact(Fact{Kind: SessionClosed, Session: "a"}),
 	} {
 		if v := Check(s.h, Config{Clocks: clocks}); v.OK() {
 			t.Errorf("%s: passed", name)

@@ -7,6 +7,7 @@ import (
 	"hash/maphash"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/anishathalye/porcupine"
 )
@@ -29,9 +30,16 @@ type lock struct {
 	// token of the holder. 0 while it was handed over and nobody has said yet
 	// with which token: any above floor.
 	token uint64
+	// value beside the lease.
+	value string
 	// offered: handed over from the queue, so it may lapse. revoked: it is about
-	// to pass on.
-	offered, revoked bool
+	// to pass on. delay: nobody gets it for a while if it ends without its
+	// holder's word.
+	offered, revoked, delay bool
+	// delayed: nobody holds it, and nobody gets it for a while.
+	delayed bool
+	// draining: nobody gets any lock of the partition.
+	draining bool
 	// floor is below any token to come.
 	floor uint64
 	queue []request
@@ -60,12 +68,19 @@ func (l *lock) String() string {
 	if l.revoked {
 		b.WriteString(", revoked")
 	}
+	if l.delayed {
+		b.WriteString(", delayed")
+	}
+	if l.draining {
+		b.WriteString(", draining")
+	}
 	fmt.Fprintf(&b, "; no token below %d; queue %v; closed %v; %d sessions gone", l.floor, l.queue, l.closed, len(l.gone))
 	return b.String()
 }
 
 func (l *lock) equal(o *lock) bool {
-	return l == o || l.by == o.by && l.token == o.token && l.offered == o.offered && l.revoked == o.revoked && l.floor == o.floor &&
+	return l == o || l.by == o.by && l.token == o.token && l.value == o.value && l.offered == o.offered && l.revoked == o.revoked &&
+		l.delay == o.delay && l.delayed == o.delayed && l.draining == o.draining && l.floor == o.floor &&
 		l.finished == o.finished && slices.Equal(l.queue, o.queue) && slices.Equal(l.closed, o.closed) && slices.Equal(l.gone, o.gone)
 }
 
@@ -116,19 +131,26 @@ func (l *lock) close(r request, in *input) {
 }
 
 // grant gives a free lock away; token 0 is one that is not known yet.
-func (l *lock) grant(r request, token uint64, offered bool) {
+func (l *lock) grant(r request, token uint64, offered bool, in *input) {
 	l.by, l.token, l.offered, l.revoked = r, token, offered, false
+	l.value, l.delay = in.terms[r].value, in.terms[r].delay > 0
 	l.floor = max(l.floor+1, token)
 }
 
-// end takes the lock from its holder and hands it to the first in the queue.
-func (l *lock) end(in *input) {
+// end takes the lock from its holder, by its word or not, and hands it to the
+// first in the queue unless something keeps it from all.
+func (l *lock) end(in *input, byWord bool) {
 	l.close(l.by, in)
-	l.by, l.token, l.offered, l.revoked = request{}, 0, false, false
-	if len(l.queue) > 0 {
+	l.delayed = l.delay && !byWord
+	l.by, l.token, l.value, l.offered, l.revoked, l.delay = request{}, 0, "", false, false, false
+	l.handOver(in)
+}
+
+func (l *lock) handOver(in *input) {
+	if len(l.queue) > 0 && l.by.session == "" && !l.delayed && !l.draining {
 		next := l.queue[0]
 		l.queue = slices.Clone(l.queue[1:])
-		l.grant(next, 0, true)
+		l.grant(next, 0, true, in)
 	}
 }
 
@@ -150,14 +172,24 @@ func (l *lock) learn(token uint64) *lock {
 
 // What happens to a lock besides the clients' calls.
 const (
-	ends     Kind = "ends"     // a session expires, or is closed by a call without answer
+	expires  Kind = "expires"  // a session does
+	ends     Kind = "ends"     // a session is closed by a call without answer
 	lapses   Kind = "lapses"   // an offer that was not confirmed is revoked
 	passes   Kind = "passes"   // a revoked lease passes on
 	drops    Kind = "drops"    // the session says that the request is not open any more
 	holds    Kind = "holds"    // a stream said that a session holds a token
 	ended    Kind = "ended"    // a stream said that a session has ended
+	resumes  Kind = "resumes"  // a lock delay is over
+	drains   Kind = "drains"   // the partition's drain begins
+	aborts   Kind = "aborts"   // it is over
 	finishes Kind = "finishes" // the history is over
 )
+
+// terms of a request: what it wants beside the lock.
+type terms struct {
+	value string
+	delay time.Duration
+}
 
 // input of a step of the model.
 type input struct {
@@ -176,6 +208,7 @@ type input struct {
 	// again are the requests that come more than once: only of those need
 	// anything be remembered.
 	again map[request]bool
+	terms map[request]terms
 }
 
 func (in *input) request() request { return request{in.Session, in.Request} }
@@ -207,6 +240,10 @@ func step(l *lock, in *input) (bool, *lock) {
 		return true, l.edit(func(c *lock) { c.finished = true })
 	case ended:
 		return l.isGone(in.Session), l
+	case drains:
+		return true, l.edit(func(c *lock) { c.draining = true })
+	case aborts:
+		return true, l.edit(func(c *lock) { c.draining = false; c.handOver(in) })
 	case holds:
 		if l.by.session != in.Session || !l.isToken(in.Token) || in.Request != 0 && l.by.id != in.Request {
 			return false, nil
@@ -250,7 +287,7 @@ func (l *lock) effect(in *input) (*lock, bool) {
 		if l.by.session != in.Session || !l.isToken(in.Token) || l.isGone(in.Session) {
 			return l, false
 		}
-		return l.learn(in.Token).edit(func(c *lock) { c.end(in) }), true
+		return l.learn(in.Token).edit(func(c *lock) { c.end(in, true) }), true
 	case Cancel:
 		return l.giveUp(in), !l.isGone(in.Session)
 	case Revoke:
@@ -258,7 +295,7 @@ func (l *lock) effect(in *input) (*lock, bool) {
 			return l, false
 		}
 		return l.learn(in.Token).edit(func(c *lock) { c.revoked = true }), true
-	case Close, ends:
+	case Close, ends, expires:
 		if l.isGone(in.Session) {
 			return l, false
 		}
@@ -268,7 +305,7 @@ func (l *lock) effect(in *input) (*lock, bool) {
 			c.queue = slices.DeleteFunc(slices.Clone(c.queue), func(q request) bool { return q.session == in.Session })
 			c.closed = slices.DeleteFunc(slices.Clone(c.closed), func(q request) bool { return q.session == in.Session })
 			if c.by.session == in.Session {
-				c.end(in)
+				c.end(in, in.Kind != expires)
 			}
 		}), true
 	case lapses:
@@ -286,7 +323,12 @@ func (l *lock) effect(in *input) (*lock, bool) {
 		if l.by.session != in.Session || !l.revoked || in.Token != 0 && !l.isToken(in.Token) || in.Request != 0 && l.by.id != in.Request {
 			return l, false
 		}
-		return l.edit(func(c *lock) { c.end(in) }), true
+		return l.edit(func(c *lock) { c.end(in, false) }), true
+	case resumes:
+		if !l.delayed {
+			return l, false
+		}
+		return l.edit(func(c *lock) { c.delayed = false; c.handOver(in) }), true
 	}
 	return l, false
 }
@@ -297,10 +339,19 @@ func (l *lock) request(in *input) (*lock, bool) {
 	switch {
 	case l.by == r || slices.Contains(l.queue, r):
 		return l, true
-	case l.by.session == "":
-		return l.edit(func(c *lock) { c.grant(r, in.Answer.Token, false) }), true
+	case l.draining:
+		return l, false
+	case l.by.session == "" && !l.delayed:
+		return l.edit(func(c *lock) { c.grant(r, in.Answer.Token, false, in) }), true
 	case l.by.session == in.Session && !l.revoked: // it holds it: the same token, for the newest request
-		return l.edit(func(c *lock) { c.close(c.by, in); c.by = r }), true
+		return l.edit(func(c *lock) {
+			c.close(c.by, in)
+			c.by = r
+			c.delay = c.delay || in.terms[r].delay > 0
+			if v := in.terms[r].value; v != "" {
+				c.value = v
+			}
+		}), true
 	case in.Wait:
 		return l.edit(func(c *lock) { c.queue = append(slices.Clone(c.queue), r) }), true
 	}
@@ -321,13 +372,20 @@ func (l *lock) acquire(in *input) (bool, *lock) {
 		return false, nil
 	}
 	if l.isClosed(r) { // a repeated try is told again that somebody else has it
+		if a.Busy && l.delayed {
+			return !in.Wait && a.Token == 0 && int(a.Waiters) == len(l.queue), l
+		}
 		return a.Busy && !in.Wait && l.by.session != in.Session && l.isToken(a.Token) && int(a.Waiters) == len(l.queue), l
 	}
 	wasFree, wasToken := l.by.session == "", l.token
-	next, _ := l.request(in)
+	next, ok := l.request(in)
 	switch {
+	case !ok:
+		return false, nil
+	case a.Busy && l.delayed:
+		return !in.Wait && a.Token == 0 && int(a.Waiters) == len(l.queue), next
 	case a.Granted && wasFree:
-		return a.Token > l.floor, next
+		return !l.delayed && a.Token > l.floor, next
 	case a.Granted:
 		if next.by != r || next.revoked || !next.isToken(a.Token) {
 			return false, nil
@@ -404,13 +462,10 @@ func (l *lock) revoke(in *input) (bool, *lock) {
 
 func (l *lock) get(in *input) (bool, *lock) {
 	a := in.Answer
-	if a.Session != l.by.session || int(a.Waiters) != len(l.queue) {
-		return false, nil
+	if a.Session == "" { // a queue without holder is not shown
+		return l.by.session == "", l
 	}
-	if a.Session == "" {
-		return true, l
-	}
-	if !l.isToken(a.Token) {
+	if a.Session != l.by.session || int(a.Waiters) != len(l.queue) || a.Value != l.value || !l.isToken(a.Token) {
 		return false, nil
 	}
 	return true, l.learn(a.Token)
@@ -463,7 +518,7 @@ func describe(in *input) string {
 	case in.Kind == Get && a.Session == "":
 		what += " -> free"
 	case in.Kind == Get:
-		what += fmt.Sprintf(" -> %s holds %d, %d wait", short(a.Session), a.Token, a.Waiters)
+		what += fmt.Sprintf(" -> %s holds %d with %q, %d wait", short(a.Session), a.Token, a.Value, a.Waiters)
 	case in.Kind == Cancel && a.Token != 0:
 		what += fmt.Sprintf(" -> has token %d", a.Token)
 	case a.Code != "":

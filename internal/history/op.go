@@ -38,6 +38,9 @@ type Op struct {
 	Request  uint64        `json:"request,omitempty"`
 	Lowest   uint64        `json:"lowest,omitempty"`
 	Wait     bool          `json:"wait,omitempty"`
+	// Value and lock delay that are asked for.
+	Value string        `json:"value,omitempty"`
+	Delay time.Duration `json:"delay,omitempty"`
 	// Token that is released or revoked.
 	Token  uint64 `json:"token,omitempty"`
 	Answer Answer `json:"answer"`
@@ -76,6 +79,8 @@ type Answer struct {
 	Waiters uint32 `json:"waiters,omitempty"`
 	// Session that was opened, or that holds a lock that was read.
 	Session string `json:"session,omitempty"`
+	// Value beside a lock that was read.
+	Value string `json:"value,omitempty"`
 	// TTL of the session that was opened.
 	TTL time.Duration `json:"ttl,omitempty"`
 	// Term, ReceivedAt and Until of a grant, on the clock of that term's leader.
@@ -158,7 +163,9 @@ type Fact struct {
 	Token    uint64        `json:"token,omitempty"`
 	// Offered: granted from the queue.
 	Offered bool `json:"offered,omitempty"`
-	// Reason of an end of a lease.
+	// Delay that began.
+	Delay time.Duration `json:"delay,omitempty"`
+	// Reason of an end of a lease or of a session.
 	Reason EndReason `json:"reason,omitempty"`
 }
 
@@ -173,6 +180,11 @@ const (
 	Queued        FactKind = "queued"
 	LeftQueue     FactKind = "left the queue"
 	SessionClosed FactKind = "session closed"
+	DelayBegun    FactKind = "delay begun"
+	DelayEnded    FactKind = "delay ended"
+	// Of the partition.
+	DrainBegun FactKind = "drain begun"
+	DrainEnded FactKind = "drain ended"
 )
 
 // EndReason is why a lease ended.
@@ -184,6 +196,9 @@ const (
 	ByRevocation EndReason = "revocation"
 	BySession    EndReason = "session"
 	ByOther      EndReason = "other"
+	// Of a session.
+	ByClose  EndReason = "close"
+	ByExpiry EndReason = "expiry"
 )
 
 // History is everything that was recorded, each part in the order of its time.

@@ -140,6 +140,7 @@ func asked(req any) (Op, bool) {
 		return Op{
 			Kind: Acquire, Session: q.GetSessionId(), Resource: q.GetResource(), Request: q.GetRequestId(),
 			Lowest: q.GetLowestOpenRequest(), Wait: q.GetWait(),
+			Value: string(q.GetValue()), Delay: time.Duration(q.GetLockDelayMs()) * time.Millisecond,
 		}, true
 	case *pb.CancelAcquireRequest:
 		return Op{Kind: Cancel, Session: q.GetSessionId(), Request: q.GetRequestId()}, true
@@ -173,7 +174,7 @@ func answered(kind Kind, reply any, err error) Answer {
 		a.Token = p.GetGrantedToken()
 	case *pb.GetLeaseResponse:
 		if l := p.GetLease(); l != nil {
-			a.Token, a.Session, a.Waiters = l.GetToken(), l.GetSessionId(), l.GetWaiters()
+			a.Token, a.Session, a.Waiters, a.Value = l.GetToken(), l.GetSessionId(), l.GetWaiters(), string(l.GetValue())
 		}
 	}
 	return a

@@ -25,6 +25,7 @@
 //   - stall: each write of one disk waits, for less or for more than the
 //     watchdog allows. With a cut of the same server it is what leaves a leader
 //     that does not know that it is none: its main loop hangs in the write.
+//   - drain: a planned transfer is begun and taken back.
 //   - flap: leadership is transferred every 100 ms.
 //   - lag: what a server proposes, and what its leadership checks say, reaches
 //     the next step late, as if the goroutine had not been run.

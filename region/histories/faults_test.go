@@ -44,6 +44,7 @@ var (
 	tardy   = kind{"late expiry", 2, (*nemesis).lateExpiry}
 	revokes = kind{"revocation", 3, (*nemesis).revoke}
 	loses   = kind{"revocation, and then a cut", 2, (*nemesis).revokeThenCut}
+	drains  = kind{"drain", 3, (*nemesis).drain}
 	steps   = kind{"clock step", 3, (*nemesis).step}
 )
 
@@ -487,6 +488,58 @@ func (n *nemesis) revokeLease(p *process, l state.Lease) bool {
 		return true
 	}
 	return false
+}
+
+// drain begins a planned transfer and takes it back, as an operator does: its
+// grants stop at an entry of the log, and go on at another [F26]. Mostly it is
+// taken back before the leases are gone; if it is not, the region releases the
+// partition, and wins it again.
+func (n *nemesis) drain() {
+	p := n.w.leader()
+	if p == nil {
+		return
+	}
+	part, ok := p.replica.View().Partition(partition)
+	if !ok || !part.Live() {
+		return
+	}
+	start := &pb.StartDrainCommand{Partition: partition, Epoch: uint32(part.Epoch), Successor: "us", By: "operator"}
+	if !n.propose(&pb.Command{Kind: &pb.Command_StartDrain{StartDrain: start}}) {
+		return
+	}
+	n.w.counts.add("drain")
+	time.Sleep(n.between(20*time.Millisecond, headLease)) // virtual
+	abort := &pb.AbortDrainCommand{Partition: partition, Epoch: uint32(part.Epoch), By: "operator"}
+	for range 50 {
+		if n.propose(&pb.Command{Kind: &pb.Command_AbortDrain{AbortDrain: abort}}) {
+			n.w.counts.add("drain taken back")
+			return
+		}
+		if p := n.w.leader(); p != nil {
+			if now, ok := p.replica.View().Partition(partition); ok && now.Epoch != part.Epoch {
+				n.w.counts.add("drained partition released and won again")
+				return
+			}
+		}
+		time.Sleep(100 * time.Millisecond) // virtual
+	}
+}
+
+// propose reports whether the leader says that the command took effect.
+func (n *nemesis) propose(c *pb.Command) bool {
+	p := n.w.leader()
+	if p == nil {
+		return false
+	}
+	term, ok := p.replica.Leading()
+	if !ok {
+		return false
+	}
+	c.Term = term
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	res, err := p.replica.Propose(ctx, c)
+	return err == nil && res.GetError() == nil
 }
 
 // step steps a clock forward, beyond what ρ allows.

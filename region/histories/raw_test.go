@@ -279,6 +279,12 @@ func (s *rawSession) step(ctx context.Context) {
 	s.mu.Unlock()
 	wait := c.deaf || c.chance(70)
 	req := &pb.AcquireRequest{SessionId: s.id, Secret: s.secret, RequestId: id, LowestOpenRequest: s.lowest(), Resource: lock, Wait: wait}
+	if c.chance(40) {
+		req.Value = fmt.Appendf(nil, "%s/%d", c.name, id)
+	}
+	if c.chance(15) {
+		req.LockDelayMs = c.upTo(400 * time.Millisecond).Milliseconds()
+	}
 	if !c.deaf && c.chance(15) { // the same at once, elsewhere
 		s.later(c.upTo(20*time.Millisecond), func(at string) { _, _ = s.acquire(at, req) })
 	}

@@ -301,7 +301,25 @@ func facts(events []state.Event) []history.Fact {
 		case state.WaiterEnded:
 			out = append(out, history.Fact{Kind: history.LeftQueue, Session: e.Session, Request: e.Request, Resource: e.Resource})
 		case state.SessionClosed:
-			out = append(out, history.Fact{Kind: history.SessionClosed, Session: e.ID})
+			reason := history.ByClose
+			if e.Reason == state.EndExpired {
+				reason = history.ByExpiry
+			}
+			out = append(out, history.Fact{Kind: history.SessionClosed, Session: e.ID, Reason: reason})
+		case state.DelayBegun:
+			out = append(out, history.Fact{
+				Kind: history.DelayBegun, Resource: e.Resource, Token: uint64(e.Token), Delay: time.Duration(e.DelayMillis) * time.Millisecond,
+			})
+		case state.DelayEnded:
+			out = append(out, history.Fact{Kind: history.DelayEnded, Resource: e.Resource, Token: uint64(e.Token)})
+		case state.PartitionDraining:
+			out = append(out, history.Fact{Kind: history.DrainBegun})
+		case state.DrainAborted:
+			out = append(out, history.Fact{Kind: history.DrainEnded})
+		case state.PartitionAdopted:
+			if !e.Resumed {
+				out = append(out, history.Fact{Kind: history.DrainEnded})
+			}
 		}
 	}
 	return out

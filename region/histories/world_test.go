@@ -14,6 +14,7 @@ import (
 	"github.com/headlease/headlease/internal/history"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 	"github.com/headlease/headlease/region/replica"
+	"github.com/headlease/headlease/region/state"
 )
 
 const (
@@ -184,6 +185,7 @@ func (w *world) commit(c *pb.Command) {
 
 func (w *world) configure() {
 	w.commit(&pb.Command{Kind: &pb.Command_InitRegion{InitRegion: &pb.InitRegionCommand{Region: regionName, Incarnation: 1}}})
+	w.commit(&pb.Command{Kind: &pb.Command_RaiseLevel{RaiseLevel: &pb.RaiseLevelCommand{Level: state.MaxLevel}}})
 	w.commit(&pb.Command{Kind: &pb.Command_Configure{Configure: &pb.ConfigureCommand{Configuration: &pb.ClusterConfiguration{
 		ClusterId: "c1", ClusterName: "histories", Version: 1, Shards: 256, DNs: headLease.Nanoseconds(),
 		Voters:     []*pb.Voter{{Id: "region/" + regionName, Incarnation: 1}},
