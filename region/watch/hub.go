@@ -250,9 +250,7 @@ func (h *Hub) Watch(q Query, connection string, incarnation, after uint64) (*Wat
 		w.lose("the revision is older than what this server remembers")
 	default:
 		w.from = after
-		if !w.recall(parts, told) {
-			w.lose("more has happened since the revision than waits for one watcher")
-		}
+		w.recall(parts, told)
 	}
 	return w, nil
 }

@@ -355,6 +355,48 @@ func TestWhereAWatchBegins(t *testing.T) {
 	}
 }
 
+// What a watcher goes on from is held for it as the rest is: within its bytes,
+// and within those of the server.
+func TestWhatIsRecalledIsBounded(t *testing.T) {
+	for _, test := range []struct {
+		name                   string
+		queueBytes, serverRoom int
+		want                   string
+	}{
+		{"in bounds", 4000, 4000, "events"},
+		{"more than a watcher's", 1000, 4000, tooMuch},
+		{"more than the server's", 4000, 1000, noRoom},
+	} {
+		model := newNaive(0)
+		h := New(Config{State: model.State, QueueBytes: test.queueBytes, QueuedBytes: int64(test.serverRoom)})
+		for i := 1; i <= 5; i++ {
+			e := []*pb.WatchEvent{granted("lock/a", uint64(i), strings.Repeat("x", 200))}
+			model.apply(e)
+			h.add(uint64(i), e)
+		}
+		h.dispatch()
+		w, err := h.Watch(Query{Resource: "lock/a"}, "c", 7, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := w.Next(context.Background(), 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := r.GetResync().GetReason()
+		if len(r.GetEvents().GetEvents()) == 4 {
+			got = "events"
+		}
+		if got != test.want {
+			t.Errorf("%s: %v", test.name, r)
+		}
+		w.Close()
+		if n := h.queued.Load(); n != 0 {
+			t.Errorf("%s: %d bytes are still counted", test.name, n)
+		}
+	}
+}
+
 func TestNextEndsWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := New(small(newNaive(1)))

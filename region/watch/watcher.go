@@ -25,8 +25,7 @@ type Watcher struct {
 	mu sync.Mutex
 	// queue holds the events that were handed on and not taken yet, behind the
 	// backlog: those from before the watcher came.
-	backlog, queue []*pb.WatchEvent
-	bytes          int
+	backlog, queue list
 	// lost is why the consumer must begin again; empty: it need not.
 	lost string
 
@@ -44,6 +43,35 @@ type Watcher struct {
 
 func size(e *pb.WatchEvent) int { return overhead + proto.Size(e) }
 
+// list of events, and what they take. Each of a watcher's two is bounded for
+// itself, and all lists of a server together.
+type list struct {
+	events []*pb.WatchEvent
+	bytes  int
+}
+
+const (
+	tooSlow = "the consumer is too slow"
+	tooMuch = "more has happened since the revision than waits for one watcher"
+	noRoom  = "too much waits for slow consumers on this server"
+)
+
+// add appends an event, or says why it may not. w.mu is held.
+func (w *Watcher) add(l *list, e *pb.WatchEvent, full string) (why string) {
+	n := size(e)
+	c := &w.hub.cfg
+	if len(l.events) >= c.QueueEvents || len(l.events) > 0 && l.bytes+n > c.QueueBytes {
+		return full
+	}
+	if w.hub.queued.Add(int64(n)) > c.QueuedBytes {
+		w.hub.queued.Add(-int64(n))
+		return noRoom
+	}
+	l.events = append(l.events, e)
+	l.bytes += n
+	return ""
+}
+
 // put queues an event; never waits.
 func (w *Watcher) put(e *pb.WatchEvent) {
 	w.mu.Lock()
@@ -51,47 +79,36 @@ func (w *Watcher) put(e *pb.WatchEvent) {
 	if w.lost != "" {
 		return
 	}
-	n := size(e)
-	c := &w.hub.cfg
-	if len(w.queue) >= c.QueueEvents || len(w.queue) > 0 && w.bytes+n > c.QueueBytes {
-		w.loseLocked("the consumer is too slow")
+	if why := w.add(&w.queue, e, tooSlow); why != "" {
+		w.loseLocked(why)
 		w.hub.metric.slow.Inc()
 		return
 	}
-	if w.hub.queued.Add(int64(n)) > c.QueuedBytes {
-		w.hub.queued.Add(-int64(n))
-		w.loseLocked("too much waits for slow consumers on this server")
-		w.hub.metric.slow.Inc()
-		return
-	}
-	w.queue = append(w.queue, e)
-	w.bytes += n
 	wake.Up(w.more)
 }
 
 // recall puts what the ring knows of the time before the watcher came into the
-// backlog, up to the revision from which on the queue has it; false if it is
-// too much.
-func (w *Watcher) recall(parts [][]entry, told uint64) bool {
+// backlog, up to the revision from which on the queue has it. If that is too
+// much, the consumer begins again.
+func (w *Watcher) recall(parts [][]entry, told uint64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, part := range parts {
 		for _, e := range part {
 			if e.revision > told {
-				return true
+				return
 			}
 			for _, ev := range e.events {
 				if !w.query.matches(ev) {
 					continue
 				}
-				if len(w.backlog) >= w.hub.cfg.QueueEvents {
-					return false
+				if why := w.add(&w.backlog, ev, tooMuch); why != "" {
+					w.loseLocked(why)
+					return
 				}
-				w.backlog = append(w.backlog, ev)
 			}
 		}
 	}
-	return true
 }
 
 func (w *Watcher) lose(why string) {
@@ -111,8 +128,8 @@ func (w *Watcher) loseLocked(why string) {
 
 // clear the queue. w.mu is held.
 func (w *Watcher) clear() {
-	w.hub.queued.Add(-int64(w.bytes))
-	w.backlog, w.queue, w.bytes = nil, nil, 0
+	w.hub.queued.Add(-int64(w.backlog.bytes + w.queue.bytes))
+	w.backlog, w.queue = list{}, list{}
 }
 
 // Next returns the next response: a part of a snapshot, events, or, when
@@ -158,7 +175,7 @@ func (w *Watcher) Next(ctx context.Context, progress time.Duration) (*pb.WatchRe
 func (w *Watcher) idle() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.lost == "" && len(w.backlog)+len(w.queue) == 0
+	return w.lost == "" && len(w.backlog.events)+len(w.queue.events) == 0
 }
 
 // response says up to where everything has been told: never less than the
@@ -177,25 +194,22 @@ func (w *Watcher) take(told uint64) (events []*pb.WatchEvent, complete uint64) {
 	c := &w.hub.cfg
 	bytes := 0
 	for {
-		from, queued := &w.backlog, false
-		if len(*from) == 0 {
-			from, queued = &w.queue, true
+		from := &w.backlog
+		if len(from.events) == 0 {
+			from = &w.queue
 		}
-		if len(*from) == 0 {
-			w.backlog, w.queue = nil, nil
+		if len(from.events) == 0 {
+			w.clear() // their arrays
 			return events, told
 		}
-		e := (*from)[0]
+		e := from.events[0]
 		n := size(e)
 		old := e.GetRevision() <= w.from
 		if !old && len(events) > 0 && (len(events) >= c.ResponseEvents || bytes+n > c.ResponseBytes) {
 			return events, min(told, e.GetRevision()-1)
 		}
-		*from = (*from)[1:]
-		if queued {
-			w.bytes -= n
-			w.hub.queued.Add(-int64(n))
-		}
+		from.events, from.bytes = from.events[1:], from.bytes-n
+		w.hub.queued.Add(-int64(n))
 		if !old {
 			events = append(events, e)
 			bytes += n
