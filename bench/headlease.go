@@ -4,11 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -16,8 +12,6 @@ import (
 	"time"
 
 	"github.com/headlease/headlease/client"
-	"github.com/headlease/headlease/client/admin"
-	"github.com/headlease/headlease/internal/clusterfile"
 	"github.com/headlease/headlease/internal/link"
 	"github.com/headlease/headlease/internal/pki"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
@@ -46,22 +40,10 @@ func init() {
 // its own majority, as in a cluster that one region makes up. TLS is on, timing
 // is the default for servers near each other.
 type headleaseSystem struct {
+	headleaseCluster
 	base int
 	env  *Env
-
-	file  clusterfile.File
-	certs string
-	links *link.Links // the admin's
-	admin *admin.Cluster
-	procs []*Proc
 }
-
-const (
-	headleaseClient  = "bench"
-	headleaseServers = 3
-	// portsPerServer: API, votes, Raft, gossip.
-	portsPerServer = 4
-)
 
 func (s *headleaseSystem) address(i, port int) string {
 	return net.JoinHostPort(s.env.host(i), strconv.Itoa(s.base+10*i+port))
@@ -80,26 +62,8 @@ func (s *headleaseSystem) clusterYAML() string {
 
 func (s *headleaseSystem) Start(ctx context.Context, env *Env) error {
 	s.env = env
-	root := filepath.Join(env.Root, "headlease"+env.Tag)
-	if err := os.RemoveAll(root); err != nil {
+	if err := s.prepare(ctx, env, s.clusterYAML()); err != nil {
 		return err
-	}
-	if err := os.MkdirAll(root, 0o755); err != nil {
-		return err
-	}
-	config := filepath.Join(root, "cluster.yaml")
-	text := s.clusterYAML()
-	if err := os.WriteFile(config, []byte(text), 0o644); err != nil {
-		return err
-	}
-	var err error
-	if s.file, _, err = clusterfile.Parse([]byte(text), nil); err != nil {
-		return err
-	}
-	s.certs = filepath.Join(root, "certs")
-	out, err := exec.CommandContext(ctx, *flagHeadlease, "certs", "-f", config, "--out", s.certs, "--client", headleaseClient).CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("headlease certs: %w: %s", err, out)
 	}
 	for i := range headleaseServers {
 		for port := range portsPerServer {
@@ -107,22 +71,13 @@ func (s *headleaseSystem) Start(ctx context.Context, env *Env) error {
 				return err
 			}
 		}
-		name := fmt.Sprintf("here-%d", i+1)
-		p, err := startProc(name, filepath.Join(root, name+".log"), env.ns(i), *flagHeadlease, "region",
-			"-f", config, "--name", name, "--data-dir", filepath.Join(root, name), "--certs", s.certs, "--log-level", "warn")
-		if err != nil {
+		if err := s.startServer(fmt.Sprintf("here-%d", i+1), env.ns(i)); err != nil {
 			return err
 		}
-		s.procs = append(s.procs, p)
 	}
-	out, err = exec.CommandContext(ctx, *flagHeadlease, "init", "-f", config, "--certs", s.certs).CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("headlease init: %w: %s", err, out)
-	}
-	if s.links, err = s.newLinks(pki.Identity{Role: pki.RoleAdmin}); err != nil {
+	if err := s.initialise(ctx, nil); err != nil {
 		return err
 	}
-	s.admin = admin.New(s.file, s.links)
 	if err := poll(ctx, 100*time.Millisecond, 40*time.Second, s.Ready); err != nil {
 		return err
 	}
@@ -131,36 +86,9 @@ func (s *headleaseSystem) Start(ctx context.Context, env *Env) error {
 	return s.admin.WaitOwned(c)
 }
 
-func (s *headleaseSystem) newLinks(id pki.Identity) (*link.Links, error) {
-	id.Cluster = s.file.Cluster
-	creds, err := pki.Load(pki.LoadConfig{Dir: s.certs, Want: id})
-	if err != nil {
-		return nil, err
-	}
-	return link.New(link.Config{Identity: id, Credentials: creds, Logger: slog.New(slog.DiscardHandler)})
-}
-
-func (s *headleaseSystem) Stop() {
-	if s.admin != nil {
-		_ = s.admin.Close()
-		_ = s.links.Close()
-		s.admin = nil
-	}
-	for _, p := range s.procs {
-		p.resume()
-		p.kill()
-	}
-	s.procs = nil
-}
-
-func (s *headleaseSystem) Procs() []*Proc { return s.procs }
-
 func (s *headleaseSystem) Info() string {
-	out, _ := exec.Command(*flagHeadlease, "version").Output()
-	return fmt.Sprintf("%s; one region of 3 servers, no witness, mutual TLS, fsync on, default timing", strings.TrimSpace(string(out)))
+	return headleaseVersion() + "; one region of 3 servers, no witness, mutual TLS, fsync on, default timing"
 }
-
-func (s *headleaseSystem) Restart(_ context.Context, i int) error { return s.procs[i].start() }
 
 // leaders returns whom each running server takes for the leader.
 func (s *headleaseSystem) leaders(ctx context.Context) []string {
@@ -224,7 +152,7 @@ func (d *headleaseDriver) cut() {
 func openHeadlease(s *headleaseSystem, o Opts) (*headleaseDriver, error) {
 	d := &headleaseDriver{held: map[string]*client.Lease{}}
 	var err error
-	if d.links, err = s.newLinks(pki.Identity{Role: pki.RoleClient, Name: headleaseClient}); err != nil {
+	if d.links, err = s.newLinks(pki.Identity{Role: pki.RoleClient, Name: headleaseClient}, nil); err != nil {
 		return nil, err
 	}
 	r := client.Region{Name: s.file.Regions[0].Name}

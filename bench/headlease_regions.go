@@ -4,20 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/headlease/headlease/client"
-	"github.com/headlease/headlease/client/admin"
 	"github.com/headlease/headlease/internal/clusterclient"
-	"github.com/headlease/headlease/internal/clusterfile"
-	"github.com/headlease/headlease/internal/link"
 	"github.com/headlease/headlease/internal/pki"
 	"github.com/headlease/headlease/shard"
 )
@@ -36,14 +29,9 @@ func init() {
 // headleaseRegions is a cluster over three regions, each with three servers in
 // its namespace and a partition that prefers it.
 type headleaseRegions struct {
+	headleaseCluster
 	base int
 	env  *Env
-
-	file  clusterfile.File
-	certs string
-	links *link.Links // the admin's, in the first region
-	admin *admin.Cluster
-	procs []*Proc
 }
 
 const benchShards = 256
@@ -77,74 +65,25 @@ func (s *headleaseRegions) clusterYAML() string {
 
 func (s *headleaseRegions) Start(ctx context.Context, env *Env) error {
 	s.env = env
-	root := filepath.Join(env.Root, "headlease"+env.Tag)
-	if err := errors.Join(os.RemoveAll(root), os.MkdirAll(root, 0o755)); err != nil {
+	if err := s.prepare(ctx, env, s.clusterYAML()); err != nil {
 		return err
-	}
-	config, text := filepath.Join(root, "cluster.yaml"), s.clusterYAML()
-	if err := os.WriteFile(config, []byte(text), 0o644); err != nil {
-		return err
-	}
-	var err error
-	if s.file, _, err = clusterfile.Parse([]byte(text), nil); err != nil {
-		return err
-	}
-	s.certs = filepath.Join(root, "certs")
-	out, err := exec.CommandContext(ctx, *flagHeadlease, "certs", "-f", config, "--out", s.certs, "--client", headleaseClient).CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("headlease certs: %w: %s", err, out)
 	}
 	for r := range wanNames {
 		for i := range headleaseServers {
-			name := fmt.Sprintf("%s-%d", s.region(r), i+1)
-			p, err := startProc(name, filepath.Join(root, name+".log"), env.ns(r), *flagHeadlease, "region",
-				"-f", config, "--name", name, "--data-dir", filepath.Join(root, name), "--certs", s.certs, "--log-level", "warn")
-			if err != nil {
+			if err := s.startServer(fmt.Sprintf("%s-%d", s.region(r), i+1), env.ns(r)); err != nil {
 				return err
 			}
-			s.procs = append(s.procs, p)
 		}
 	}
-	out, err = exec.CommandContext(ctx, "ip", "netns", "exec", env.ns(0), *flagHeadlease, "init", "-f", config, "--certs", s.certs).CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("headlease init: %w: %s", err, out)
-	}
-	if s.links, err = s.newLinks(pki.Identity{Role: pki.RoleAdmin}, env.dial(0)); err != nil {
+	if err := s.initialise(ctx, env.dial(0), "ip", "netns", "exec", env.ns(0)); err != nil {
 		return err
 	}
-	s.admin = admin.New(s.file, s.links)
 	return poll(ctx, 200*time.Millisecond, time.Minute, s.Ready)
 }
 
-func (s *headleaseRegions) newLinks(id pki.Identity, dial DialCtx) (*link.Links, error) {
-	id.Cluster = s.file.Cluster
-	creds, err := pki.Load(pki.LoadConfig{Dir: s.certs, Want: id})
-	if err != nil {
-		return nil, err
-	}
-	return link.New(link.Config{Identity: id, Credentials: creds, Dial: dial, Logger: slog.New(slog.DiscardHandler)})
-}
-
-func (s *headleaseRegions) Stop() {
-	if s.admin != nil {
-		_ = s.admin.Close()
-		_ = s.links.Close()
-		s.admin = nil
-	}
-	for _, p := range s.procs {
-		p.kill()
-	}
-	s.procs = nil
-}
-
-func (s *headleaseRegions) Procs() []*Proc { return s.procs }
-
 func (s *headleaseRegions) Info() string {
-	out, _ := exec.Command(*flagHeadlease, "version").Output()
-	return fmt.Sprintf("%s; three regions of 3 servers, no witness, D = 2 s, mutual TLS, fsync on", strings.TrimSpace(string(out)))
+	return headleaseVersion() + "; three regions of 3 servers, no witness, D = 2 s, mutual TLS, fsync on"
 }
-
-func (s *headleaseRegions) Restart(_ context.Context, i int) error { return s.procs[i].start() }
 
 // Leader: no region leads the others; the first one is cut off.
 func (s *headleaseRegions) Leader(ctx context.Context) (int, error) { return 0, s.Ready(ctx) }
