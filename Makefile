@@ -24,7 +24,7 @@ HISTORIES := ./region/histories
 SIMULATION := ./internal/simulation
 OTHERS = $(filter-out $(shell go list $(PROCESSES) $(HISTORIES) $(SIMULATION)),$(shell go list ./...))
 
-.PHONY: bench-peers build test unit simulation sim soak-sim mutants-sim histories soak-histories mutants processes race verify fmt vet lint proto tidy hygiene generate fuzz-short explore spec spec-full bench demo drills drills-all drill-operator planted scale scale-numbers soak clean help
+.PHONY: bench-peers build test unit simulation sim soak-sim mutants-sim histories soak-histories mutants processes race verify fmt vet lint proto tidy hygiene generate fuzz-short explore spec spec-full bench demo drills drills-all drills-netns drill-operator planted scale scale-numbers soak clean help
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -126,6 +126,7 @@ demo: build ## lose a region: another is promoted, and the stale write is refuse
 	bin/headlease drill run region-loss
 
 # The short set takes about three minutes; a machine that stalls shows nothing, and says so.
+NETNS_DRILLS := cable-cut one-way-cut flapping-link
 SHORT_DRILLS := region-loss cable-cut region-isolated gossip-loss one-way-cut witness-majority-loss
 
 drills: build ## the short set of drills (SHORT_DRILLS), one after the other
@@ -133,6 +134,10 @@ drills: build ## the short set of drills (SHORT_DRILLS), one after the other
 
 drills-all: build ## every drill RUNS (3) times, a line each in RESULTS (drills.tsv); goes on where it was broken off
 	scripts/drills-all.sh $(or $(RESULTS),drills.tsv) $(or $(RUNS),3)
+
+drills-netns: build need-ip need-nft need-nsenter ## cuts by packet filters between network namespaces (NETNS_DRILLS); root; a line each in RESULTS (drills-netns.tsv)
+	go test -count=1 ./internal/netns -netns
+	scripts/drills-netns.sh $(or $(RESULTS),drills-netns.tsv) $(NETNS_DRILLS)
 
 drill-operator: build ## drills of a cluster that was started as an operator would, with drill agents
 	scripts/drill-operator.sh
@@ -168,7 +173,7 @@ soak: build ## region losses over and over, RUNS (10) times; prints the failover
 clean: ## remove what was built
 	rm -rf bin
 
-.PHONY: need-cc need-git need-redis need-postgres need-references need-spin
+.PHONY: need-cc need-git need-redis need-postgres need-references need-spin need-ip need-nft need-nsenter
 need-cc: # the race detector and spin's verifiers are compiled by a C compiler
 	@scripts/need.sh gcc gcc libc6-dev
 need-git:
@@ -181,5 +186,11 @@ need-references: # the references of shard in Python and TypeScript are tested t
 	@scripts/need.sh python3 python3
 	@scripts/need.sh node nodejs
 	@scripts/need.sh esbuild esbuild
+need-ip:
+	@scripts/need.sh ip iproute2
+need-nft:
+	@scripts/need.sh nft nftables
+need-nsenter: # unshare is in the same package
+	@scripts/need.sh nsenter util-linux
 need-spin:
 	@scripts/need.sh spin spin

@@ -28,6 +28,9 @@ type Options struct {
 	D time.Duration
 	// RTT between the sites of a private cluster; nil: the scenario's.
 	RTT *devcluster.Matrix
+	// Namespaces puts each site of a private cluster into a network namespace
+	// of its own, and cuts links by packet filters between them (internal/netns).
+	Namespaces bool
 	// Seed chooses locks, followers, the order of kills; 0: any.
 	Seed uint64
 	// Binary is the headlease executable; default the running one.
@@ -86,6 +89,9 @@ func (o Options) Validate() error {
 	}
 	if o.Running != nil && (o.D != 0 || o.RTT != nil) {
 		errs = append(errs, errors.New("d, rtt: a running cluster has its own; leave them out"))
+	}
+	if o.Running != nil && o.Namespaces {
+		errs = append(errs, errors.New("netns: a running cluster is where it is; leave it out"))
 	}
 	if o.Connect == nil || o.Running == nil && o.Ready == nil {
 		errs = append(errs, errors.New("ready, connect: missing; a drill must set its cluster up"))

@@ -202,5 +202,8 @@ func (r *rig) heal(ctx context.Context) error {
 		})
 	}
 	wg.Wait()
+	if r.lab != nil {
+		errs = append(errs, r.lab.Heal(ctx))
+	}
 	return errors.Join(errs...)
 }

@@ -352,8 +352,8 @@ func (p *player) breakLinks(ctx context.Context, i int, s plan.Step, lasts time.
 		p.background(ctx, f, func(ctx context.Context) error { return p.flap(ctx, f, w, s, links, lasts) })
 		return nil
 	}
-	rules := w.rules(fmt.Sprintf("drill-%d", i+1), s, links, lasts)
-	if err := p.set(ctx, rules, lasts); err != nil {
+	inForce, err := p.putLinks(ctx, fmt.Sprintf("drill-%d", i+1), w, s, links, lasts)
+	if err != nil {
 		return err
 	}
 	f.Full = p.rig.clock.Now()
@@ -361,20 +361,16 @@ func (p *player) breakLinks(ctx context.Context, i int, s plan.Step, lasts time.
 		if err := pause.For(ctx, max(lasts/2, lasts-time.Second)); err != nil {
 			return err
 		}
-		for _, name := range sortedKeys(rules) {
-			process, _ := p.rig.file().Process(name)
-			if p.isDown(name) {
-				continue
-			}
-			if err := p.inForce(ctx, process, rules[name]); err != nil && ctx.Err() == nil {
-				f.NoEffect = err.Error()
-			}
+		effect, err := inForce(ctx)
+		if err != nil && ctx.Err() == nil {
+			f.NoEffect = err.Error()
 		}
 		if err := pause.For(ctx, p.until(f.From.Add(lasts))); err != nil {
 			return err
 		}
 		f.Until = p.rig.clock.Now()
 		p.measure(f, s, w, links, lasts)
+		f.Effect += effect
 		return nil
 	})
 	return nil
@@ -388,7 +384,7 @@ func (p *player) flap(ctx context.Context, f *check.Fault, w world, s plan.Step,
 	cuts, felt := 0, 0
 	for n := 0; p.rig.clock.Now().Add(s.Down) <= ends; n++ {
 		began := p.rig.clock.Now()
-		if err := p.set(ctx, w.rules(fmt.Sprintf("drill-%d-%d", f.Step+1, n), s, links, s.Down), s.Down); err != nil {
+		if _, err := p.putLinks(ctx, fmt.Sprintf("drill-%d-%d", f.Step+1, n), w, s, links, s.Down); err != nil {
 			return err
 		}
 		if f.Full == 0 {

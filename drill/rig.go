@@ -22,6 +22,7 @@ import (
 	"github.com/headlease/headlease/internal/clock"
 	"github.com/headlease/headlease/internal/clusterfile"
 	"github.com/headlease/headlease/internal/devcluster"
+	"github.com/headlease/headlease/internal/netns"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 	"github.com/headlease/headlease/shard"
 )
@@ -102,14 +103,16 @@ type rig struct {
 	// oneMachine: all processes share this machine's clocks.
 	oneMachine bool
 	rtt        func() time.Duration
-	group      *devcluster.Group
-	admin      *admin.Cluster
-	links      client.Links
-	watch      *watch
-	clock      clock.Clock
-	rand       *rand.Rand
-	log        *slog.Logger
-	closers    []func(context.Context) error
+	// lab is the private cluster's network namespaces; nil: it is on loopback.
+	lab     *netns.Lab
+	group   *devcluster.Group
+	admin   *admin.Cluster
+	links   client.Links
+	watch   *watch
+	clock   clock.Clock
+	rand    *rand.Rand
+	log     *slog.Logger
+	closers []func(context.Context) error
 }
 
 func (r *rig) file() clusterfile.File { return r.cluster }
@@ -235,10 +238,21 @@ func (r *rig) private(ctx context.Context, s plan.Scenario, log *slog.Logger) er
 	if r.o.RTT != nil {
 		matrix = *r.o.RTT
 	}
-	c, err := devcluster.New(devcluster.Options{
+	o := devcluster.Options{
 		Dir: filepath.Join(r.dir, clusterDir), Binary: r.o.Binary, Regions: s.Cluster.Regions, Servers: s.Cluster.Servers,
 		Witnesses: s.Cluster.Witnesses, D: s.Cluster.D, RTT: matrix, Timing: clusterfile.TimingCalm, Ready: r.o.Ready, Logger: log,
-	})
+	}
+	if r.o.Namespaces {
+		if err := filterable(s); err != nil {
+			return err
+		}
+		if r.lab, err = netns.New(ctx, o.Sites()); err != nil {
+			return err
+		}
+		r.onClose(func(context.Context) error { return r.lab.Close() })
+		o.Places = r.lab
+	}
+	c, err := devcluster.New(o)
 	if err != nil {
 		return err
 	}

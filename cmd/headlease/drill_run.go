@@ -94,6 +94,7 @@ machine itself stalled.`,
 	f.BoolVar(&o.Keep, "keep", false, "keep the temporary directory also when everything held")
 	f.DurationVar(&o.D, "d", 0, "length of head leases, 1s to 60s (default: the scenario's)")
 	f.StringVar(&o.rtt, "rtt", "default", "round trips between sites, as for 'headlease dev' (default: the scenario's)")
+	f.BoolVar(&o.Namespaces, "netns", false, "put each site into a network namespace of its own and cut links by packet filters; root, under 'unshare --net'")
 	f.Uint64Var(&o.Seed, "seed", 0, "chooses locks, followers, the order of kills (default: any, and printed)")
 	f.StringVar(&o.allowed, "i-am-allowed-to-break", "", "name of the running cluster of --config, which the drill breaks")
 	f.StringVar(&o.as, "as", devcluster.DefaultClient, "name in the client certificate of the drill's workers, on a running cluster")

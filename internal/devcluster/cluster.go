@@ -221,7 +221,7 @@ func (c *Cluster) startAll(fail context.CancelCauseFunc) error {
 	var errs []error
 	for _, p := range c.file.Processes() {
 		if c.runs[p.Name].ended() {
-			errs = append(errs, checkPorts(p))
+			errs = append(errs, c.checkPorts(p))
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -254,7 +254,7 @@ func (c *Cluster) StartProcess(name string) error {
 	if r := c.runs[name]; !r.ended() {
 		return fmt.Errorf("process %s is running already, with pid %d", name, r.PID())
 	}
-	if err := checkPorts(p); err != nil {
+	if err := c.checkPorts(p); err != nil {
 		return err
 	}
 	if err := c.launch(name); err != nil {
@@ -267,8 +267,12 @@ func (c *Cluster) StartProcess(name string) error {
 func (c *Cluster) launch(name string) error {
 	i := c.index(name)
 	p := &c.state.Processes[i]
+	command := append([]string{c.opts.Binary}, c.opts.Args(*p)...)
+	if at, _ := c.file.Process(name); c.opts.Places != nil {
+		command = append(c.opts.Places.Enter(site(at)), command...)
+	}
 	child, err := c.group.Start(Spec{
-		Name: name, Binary: c.opts.Binary, Args: c.opts.Args(*p), Dir: c.opts.Dir, Env: c.opts.Env, Log: p.Log,
+		Name: name, Binary: command[0], Args: command[1:], Dir: c.opts.Dir, Env: c.opts.Env, Log: p.Log,
 	})
 	if err != nil {
 		return err

@@ -63,8 +63,12 @@ type (
 
 // newFile lays a cluster out. ports has what addresses needs, in order.
 func newFile(o Options, ports []int) fileYAML {
-	next := func() string {
-		address := net.JoinHostPort(loopback, strconv.Itoa(ports[0]))
+	host := func(string) string { return loopback }
+	if o.Places != nil {
+		host = o.Places.Host
+	}
+	next := func(site string) string {
+		address := net.JoinHostPort(host(site), strconv.Itoa(ports[0]))
 		ports = ports[1:]
 		return address
 	}
@@ -76,13 +80,13 @@ func newFile(o Options, ports []int) fileYAML {
 		r := regionYAML{Name: region}
 		for i := range o.Servers {
 			r.Servers = append(r.Servers, serverYAML{
-				Name: fmt.Sprintf("%s-%d", region, i+1), API: next(), Votes: next(), Raft: next(), Gossip: next(), Metrics: "off",
+				Name: fmt.Sprintf("%s-%d", region, i+1), API: next(region), Votes: next(region), Raft: next(region), Gossip: next(region), Metrics: "off",
 			})
 		}
 		f.Regions = append(f.Regions, r)
 	}
 	for _, name := range witnessNames[:o.Witnesses] {
-		f.Witnesses = append(f.Witnesses, serverYAML{Name: name, Votes: next(), Gossip: next(), Metrics: "off"})
+		f.Witnesses = append(f.Witnesses, serverYAML{Name: name, Votes: next(name), Gossip: next(name), Metrics: "off"})
 	}
 	for i, region := range regions {
 		prefer := slices.Clone(regions)
@@ -150,7 +154,7 @@ func layOut(o Options, ports []int) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("lay out a cluster: %w", err)
 	}
-	text = append([]byte("# A development cluster on loopback. The ports were free when it was made.\n"), text...)
+	text = append([]byte("# A development cluster. The ports were free when it was made.\n"), text...)
 	_, _, err = clusterfile.Parse(text, nil)
 	return text, err
 }

@@ -49,6 +49,8 @@ type Options struct {
 	// RTT between the sites. It is not part of the shape: each start may have
 	// another.
 	RTT Matrix
+	// Places are where the sites are; nil: everything is on loopback.
+	Places Places
 	// Clients get a certificate each, besides DefaultClient and the admin.
 	Clients []string
 
@@ -67,6 +69,22 @@ type Options struct {
 	// Grace is how long Stop waits after SIGTERM before SIGKILL; default 5 s.
 	Grace  time.Duration
 	Logger *slog.Logger
+}
+
+// Places are where the sites of a cluster are: regions by name, witnesses by
+// name. A directory is started with the places that it was made with.
+type Places interface {
+	// Host is the address that a site's processes listen on.
+	Host(site string) string
+	// Enter is the command that runs the one appended to it at the site, as the
+	// same process.
+	Enter(site string) []string
+}
+
+// Sites are the names of the sites that a new cluster of these options has.
+func (o Options) Sites() []string {
+	o = o.withShapeDefaults()
+	return slices.Concat(regionNames[:o.Regions], witnessNames[:o.Witnesses])
 }
 
 // Exit tells how a child ended.
