@@ -43,7 +43,8 @@ type Source interface {
 
 // Feed is a shard's messages in order. It is used by one goroutine.
 type Feed interface {
-	// Next waits for messages and returns 1 to limit of them.
+	// Next waits for messages and returns 1 to limit of them. With
+	// group.ErrNewLease the chain ends and begins again under a new lease.
 	Next(ctx context.Context, limit int) ([]Message, error)
 	// Ack says that messages of Next are handled. To repeat it is no error.
 	Ack(ctx context.Context, messages []Message) error

@@ -263,7 +263,7 @@ func (c *chain) retry(ctx context.Context, what string, do func() error) error {
 			return nil
 		case ctx.Err() != nil:
 			return err
-		case errors.Is(err, ErrNotValid), errors.As(err, &stale), errors.As(err, &unclaimed):
+		case errors.Is(err, group.ErrNewLease), errors.Is(err, ErrNotValid), errors.As(err, &stale), errors.As(err, &unclaimed):
 			return err
 		}
 		c.note(true, time.Time{})

@@ -298,6 +298,54 @@ func TestAPoisonMessageHoldsUpItsShardAlone(t *testing.T) {
 	})
 }
 
+// fussy is a source that wants a second lease of each shard.
+type fussy struct {
+	*queue
+	first map[string]fence.Token
+}
+
+func (q fussy) Open(ctx context.Context, resource string, token fence.Token) (worker.Feed, error) {
+	f, err := q.queue.Open(ctx, resource, token)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.first[resource] == 0 {
+		q.first[resource] = token
+	}
+	return fussyFeed{f, token == q.first[resource]}, err
+}
+
+type fussyFeed struct {
+	worker.Feed
+	first bool
+}
+
+func (f fussyFeed) Next(ctx context.Context, limit int) ([]worker.Message, error) {
+	if f.first {
+		return nil, group.ErrNewLease
+	}
+	return f.Feed.Next(ctx, limit)
+}
+
+// A feed that needs a higher token has one at once, and it is no failure.
+func TestAFeedIsGivenANewLease(t *testing.T) {
+	inRegion(t, func(t *testing.T, n *regiontest.Network) {
+		q := fussy{newQueue(), map[string]fence.Token{}}
+		q.send("shard/1", "u")
+		reg := prometheus.NewRegistry()
+		var token fence.Token
+		var took time.Duration
+		began := time.Now()
+		start(t, n, "a", worker.Config{Source: q, Registerer: reg, Handle: func(_ context.Context, b *worker.Batch) error {
+			token, took = b.Token(), time.Since(began)
+			return nil
+		}})
+		eventually(t, 10*time.Second, "handled", func() bool { return q.left() == 0 })
+		if token <= q.first["shard/1"] || took > 900*time.Millisecond || value(t, reg, "headlease_worker_shards_stalled") != 0 {
+			t.Errorf("handled under %v after %v; the first token was %v", token, took, q.first["shard/1"])
+		}
+	})
+}
+
 func TestAParkedMessageTakesThoseOfItsKeyAlong(t *testing.T) {
 	inRegion(t, func(t *testing.T, n *regiontest.Network) {
 		q := newQueue()

@@ -279,7 +279,7 @@ func (c *Cluster) configuration(described []*pb.DescribeVoterResponse) (*pb.Clus
 	}
 	want := config.FromFile(c.file, have.GetClusterId())
 	want.Voters, want.Version, want.PreviousVoters = have.GetVoters(), have.GetVersion(), have.GetPreviousVoters()
-	want.Exceptions, want.RetiredPartitions = have.GetExceptions(), have.GetRetiredPartitions()
+	want.Exceptions, want.LastDedicated, want.RetiredPartitions = have.GetExceptions(), have.GetLastDedicated(), have.GetRetiredPartitions()
 	if !proto.Equal(want, have) {
 		errs = append(errs, fmt.Errorf("the cluster has other settings than the cluster file (%s); init changes nothing that exists: correct the file, or apply it with `headlease config apply`",
 			strings.Join(config.Diff(have, want), "; ")))

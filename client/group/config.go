@@ -33,6 +33,10 @@ var ErrReplaced = errors.New("another process has joined the group under this me
 // DrainLimit after the shard was to move.
 var ErrDrainLimit = errors.New("the drain limit is over")
 
+// ErrNewLease is what Work returns to have the shard's lease released and
+// acquired anew at once, for a higher token.
+var ErrNewLease = errors.New("the shard needs a new lease")
+
 // Shard is one that this member holds.
 type Shard struct {
 	Number uint32
@@ -60,7 +64,9 @@ type Config struct {
 	// Capacity beside that of others: twice as much, twice as many shards;
 	// default 1.
 	Capacity uint32
-	// Shards that the group divides.
+	// Shards that the group divides. Without Resource the dedicated shards of keys
+	// whose hash shard is among them are added, as keys are pinned (headlease
+	// shard pin): their numbers are from shard.FirstDedicated up.
 	Shards []uint32
 	// Resource to lease for a shard; default shard/N. Groups with different work
 	// on the same shards need different resources.
@@ -86,6 +92,9 @@ type Config struct {
 	// Clock defaults to the machine's lease clock.
 	Clock  clock.Clock
 	Logger *slog.Logger
+
+	// dedicated shards are added.
+	dedicated bool
 }
 
 // Shards are those below n.
@@ -102,6 +111,7 @@ func (c Config) withDefaults() (Config, error) {
 		c.Capacity = 1
 	}
 	if c.Resource == nil {
+		c.dedicated = true
 		c.Resource = func(shard uint32) string { return "shard/" + strconv.FormatUint(uint64(shard), 10) }
 	}
 	if c.RejoinGrace == 0 {

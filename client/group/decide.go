@@ -44,10 +44,11 @@ func (m *member) decide(ctx context.Context, stop context.CancelCauseFunc) {
 			return
 		}
 		m.mu.Lock()
-		v, lead, slot, state := m.view, m.lead, m.slot, m.state
+		v, lead, slot, state, table := m.view, m.lead, m.slot, m.state, m.table
 		m.mu.Unlock()
 		again := instant.Instant(0)
 		if v.ok {
+			m.planner.Serve(m.cfg.serve(table, d.assignment))
 			if slot != nil && plan.Newest(v.members)[m.cfg.Member].Token > slot.Token() {
 				stop(ErrReplaced)
 				return

@@ -71,6 +71,8 @@ type member struct {
 	state plan.State
 	slot  *client.Lease
 	lead  *client.Lease
+	// table of dedicated shards, as the assigner heard of it last.
+	table client.ShardTable
 
 	// desired shards and their holders: changed by decide, the end of a holder by
 	// itself.
@@ -101,6 +103,9 @@ func (m *member) run(ctx context.Context) error {
 	loops.Go(func() { m.keepSlot(inner) })
 	loops.Go(func() { m.keepLead(inner) })
 	loops.Go(func() { m.decide(inner, cancel) })
+	if cfg := m.cfg; cfg.dedicated {
+		loops.Go(func() { m.followTable(inner) })
+	}
 	select {
 	case <-ctx.Done():
 		m.leave(inner)

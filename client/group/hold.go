@@ -72,7 +72,7 @@ func (m *member) hold(ctx context.Context, h *holder) {
 			m.cfg.Logger.Warn("group: a release is still under way", "resource", resource, "error", err)
 		}
 		cancel()
-		if h.waiting.Err() != nil || lost {
+		if h.waiting.Err() != nil || lost || errors.Is(err, ErrNewLease) {
 			continue
 		}
 		if err != nil {

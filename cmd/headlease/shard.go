@@ -15,13 +15,16 @@ import (
 func newShardCmd(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "shard",
-		Short:   "Say which shard a key belongs to",
+		Aliases: []string{"shards"},
+		Short:   "Say which shard a key belongs to, and give hot keys their own",
 		Long:    "Shard is about the shards of the key space.",
-		Example: "  headlease shard of account/1042",
-		Args:    usage(cobra.NoArgs),
-		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		Example: `  headlease shard of account/1042
+  headlease shard pin account/whale --stream orders --redis 10.1.0.9:6379
+  headlease shard list`,
+		Args: usage(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newShardOfCmd(a))
+	cmd.AddCommand(newShardOfCmd(a), newShardListCmd(a), newShardPinCmd(a), newShardUnpinCmd(a), newShardUnparkCmd(a))
 	return cmd
 }
 
@@ -42,8 +45,8 @@ TypeScript, are in the directory shard of the source.`,
   headlease shard of account/1042 --json | jq .shard`,
 		Args: usage(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if r, err := shard.Parse("lock/" + args[0]); err != nil || r.Key != args[0] {
-				return fmt.Errorf("key %q: use 1 to %d characters of A-Z, a-z, 0-9 and ._:/-", args[0], shard.MaxKey)
+			if err := checkKey(args[0]); err != nil {
+				return err
 			}
 			conf, err := a.shardConfiguration(cmd, offline)
 			if err != nil {
@@ -98,5 +101,5 @@ func summariseShard(key string, conf *pb.ClusterConfiguration) (shardSummary, er
 		return shardSummary{}, err
 	}
 	hash, at := shard.HashShard(key, conf.GetShards()), shard.Of(key, conf.GetShards(), m.Exceptions())
-	return shardSummary{Key: key, Shard: at, HashShard: hash, Dedicated: at != hash, Partition: m.OfShard(hash).GetName()}, nil
+	return shardSummary{Key: key, Shard: at, HashShard: hash, Dedicated: at >= shard.FirstDedicated, Partition: m.OfShard(hash).GetName()}, nil
 }

@@ -71,6 +71,7 @@ func CheckChange(prev, next *pb.ClusterConfiguration) error {
 		fault("a step that changes the members changes nothing else")
 	}
 	checkPartitionChange(prev, next, fault)
+	checkExceptionChange(prev, next, fault)
 	if len(faults) > 0 {
 		return &InvalidError{Faults: faults}
 	}
@@ -197,26 +198,4 @@ func failback(p *pb.PartitionSpec) clusterfile.Failback {
 		return clusterfile.FailbackAuto
 	}
 	return clusterfile.FailbackManual
-}
-
-func exceptionDiff(prev, next *pb.ClusterConfiguration) (out []string) {
-	of := func(c *pb.ClusterConfiguration, key string) uint32 {
-		for _, e := range c.GetExceptions() {
-			if e.GetKey() == key {
-				return e.GetShard()
-			}
-		}
-		return 0
-	}
-	for _, e := range prev.GetExceptions() {
-		if of(next, e.GetKey()) != e.GetShard() {
-			out = append(out, fmt.Sprintf("- exception %s: shard %d", e.GetKey(), e.GetShard()))
-		}
-	}
-	for _, e := range next.GetExceptions() {
-		if of(prev, e.GetKey()) != e.GetShard() {
-			out = append(out, fmt.Sprintf("+ exception %s: shard %d", e.GetKey(), e.GetShard()))
-		}
-	}
-	return out
 }

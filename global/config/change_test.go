@@ -23,7 +23,7 @@ func TestCheckChange(t *testing.T) {
 			n := Next(prev)
 			n.DNs, n.AllowEvenWitnesses = 5e9, true
 			slices.Reverse(n.Partitions[0].Prefer)
-			n.Exceptions = []*pb.ShardException{{Key: "hot", Shard: FirstException}}
+			n.Exceptions, n.LastDedicated = []*pb.ShardException{{Key: "hot", Shard: FirstException, Since: n.Version}}, FirstException
 			n.Partitions = append(n.Partitions, &pb.PartitionSpec{Name: "new", Prefer: []string{"eu"}})
 			return n
 		}(),

@@ -93,29 +93,6 @@ func Check(cfg *pb.ClusterConfiguration) error {
 	return nil
 }
 
-// FirstException is the number of the first dedicated shard.
-const FirstException = shard.FirstDedicated
-
-func checkExceptions(cfg *pb.ClusterConfiguration, fault func(string, ...any)) {
-	keys, shards := map[string]bool{}, map[uint32]bool{}
-	for _, e := range cfg.GetExceptions() {
-		r, err := shard.Parse("lock/" + e.GetKey())
-		if err != nil || r.Key != e.GetKey() {
-			fault("exception %q is not a key of 1 to %d characters of A-Z, a-z, 0-9 and ._:/-", e.GetKey(), shard.MaxKey)
-		}
-		if keys[e.GetKey()] {
-			fault("exception %q is listed twice", e.GetKey())
-		}
-		if e.GetShard() < FirstException {
-			fault("exception %q has shard %d; dedicated shards are numbered from %d", e.GetKey(), e.GetShard(), FirstException)
-		}
-		if shards[e.GetShard()] {
-			fault("exception %q has shard %d, which is another key's; each has its own", e.GetKey(), e.GetShard())
-		}
-		keys[e.GetKey()], shards[e.GetShard()] = true, true
-	}
-}
-
 func durationOf(cfg *pb.ClusterConfiguration) time.Duration { return time.Duration(cfg.GetDNs()) }
 
 // rangesText is a partition's shards as the cluster file writes them.

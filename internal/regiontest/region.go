@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/headlease/headlease/fence"
+	"github.com/headlease/headlease/global/config"
 	"github.com/headlease/headlease/internal/clock"
 	"github.com/headlease/headlease/internal/instant"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
@@ -118,6 +119,14 @@ func (r *Region) configuration() *pb.ClusterConfiguration {
 		Voters:     []*pb.Voter{{Id: "region/" + r.cfg.Name, Incarnation: r.incarnation()}, {Id: "witness/w1", Incarnation: 5}},
 		Partitions: []*pb.PartitionSpec{{Name: Partition, Shards: []*pb.ShardRange{{First: 0, Last: 255}}, Prefer: []string{r.cfg.Name}}},
 	}
+}
+
+// Configure gives the region the next configuration.
+func (r *Region) Configure(change func(*pb.ClusterConfiguration)) {
+	r.t.Helper()
+	next := config.Next(r.View().Configuration())
+	change(next)
+	r.must(&pb.Command{Kind: &pb.Command_Configure{Configure: &pb.ConfigureCommand{Configuration: next}}})
 }
 
 // Server returns the i-th server, from 0.

@@ -68,6 +68,7 @@ func (s *Server) Start() {
 	}
 	pb.RegisterLeaseServiceServer(s.grpc, leases)
 	pb.RegisterWatchServiceServer(s.grpc, &api.Watches{Region: r.cfg.Name, Raft: r, Hub: r.watches, Leases: leases})
+	pb.RegisterClusterServiceServer(s.grpc, table{r: r})
 	if err := rules.Check(s.grpc); err != nil {
 		panic(err)
 	}
@@ -75,6 +76,17 @@ func (s *Server) Start() {
 		defer close(done)
 		_ = g.Serve(in)
 	}(s.grpc, s.in, s.done)
+}
+
+// table answers for the dedicated shards alone.
+type table struct {
+	pb.UnimplementedClusterServiceServer
+	r *Region
+}
+
+func (t table) ListPartitions(context.Context, *pb.ListPartitionsRequest) (*pb.ListPartitionsResponse, error) {
+	c := t.r.View().Configuration()
+	return &pb.ListPartitionsResponse{ConfigurationVersion: c.GetVersion(), Shards: c.GetShards(), Exceptions: c.GetExceptions()}, nil
 }
 
 // run runs an edge until s.stop, which waits.

@@ -122,9 +122,13 @@ func (s *Cluster) Status(context.Context, *pb.StatusRequest) (*pb.StatusResponse
 	}, nil
 }
 
-// ListPartitions is the leader's view of the partitions.
+// ListPartitions is the leader's view of the partitions and dedicated shards.
 func (s *Cluster) ListPartitions(context.Context, *pb.ListPartitionsRequest) (*pb.ListPartitionsResponse, error) {
-	return &pb.ListPartitionsResponse{Partitions: s.partitions(s.Replica.View())}, nil
+	view := s.Replica.View()
+	conf := view.Configuration()
+	return &pb.ListPartitionsResponse{
+		Partitions: s.partitions(view), ConfigurationVersion: conf.GetVersion(), Shards: conf.GetShards(), Exceptions: conf.GetExceptions(),
+	}, nil
 }
 
 func (s *Cluster) partitions(view state.View) []*pb.PartitionStatus {

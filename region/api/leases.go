@@ -73,6 +73,16 @@ func (s *Leases) locate(view state.View, resource string) (config.Place, error) 
 	return place, nil
 }
 
+// known checks a resource's name. One that is held is known, also when its
+// dedicated shard is none any more.
+func (s *Leases) known(view state.View, resource string) error {
+	if _, held := view.Lease(resource); held {
+		return nil
+	}
+	_, err := s.locate(view, resource)
+	return err
+}
+
 // notHeld says why the region may not grant in a partition: another region
 // owns it, or the head lease has lapsed.
 func (s *Leases) notHeld(view state.View, partition string) error {
@@ -198,7 +208,7 @@ func (s *Leases) SetValue(ctx context.Context, req *pb.SetValueRequest) (*pb.Set
 	if err := checkValue(req.GetValue()); err != nil {
 		return nil, err
 	}
-	if _, err := s.locate(view, req.GetResource()); err != nil {
+	if err := s.known(view, req.GetResource()); err != nil {
 		return nil, err
 	}
 	if err := authorize(ctx, s.Identify, s.Raft, req.GetSessionId(), req.GetSecret()); err != nil {
@@ -232,7 +242,7 @@ func (s *Leases) CancelAcquire(ctx context.Context, req *pb.CancelAcquireRequest
 // Release gives a lease back; the first waiter has it in the same commit.
 func (s *Leases) Release(ctx context.Context, req *pb.ReleaseRequest) (*pb.ReleaseResponse, error) {
 	view := s.Raft.View()
-	if _, err := s.locate(view, req.GetResource()); err != nil {
+	if err := s.known(view, req.GetResource()); err != nil {
 		return nil, err
 	}
 	if err := authorize(ctx, s.Identify, s.Raft, req.GetSessionId(), req.GetSecret()); err != nil {

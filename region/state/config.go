@@ -197,9 +197,11 @@ func checkConfigRegister(c *pb.ClusterConfiguration, r config.Register) error {
 	return nil
 }
 
-// configuration hashes every field of a configuration. What came after the
-// first release is hashed only where it is set, so that the snapshots of before
-// still match their hash.
+// configuration hashes a configuration. What came after the first release is
+// hashed only where it is set, so that the snapshots of before still match their
+// hash. What servers of feature level 2 need not know is left out, since they
+// would come to another hash: auto_failback, last_dedicated, and how far an
+// exception's move is.
 func (h *hasher) configuration(c *pb.ClusterConfiguration) {
 	h.strs(c.GetClusterId(), c.GetClusterName())
 	h.nums(c.GetVersion(), uint64(c.GetShards()), uint64(c.GetDNs()))

@@ -11,6 +11,9 @@
 //	{shard/68}:orders:producer:… the last message of each producer, for a day
 //	{shard/68}:orders:parked     hash: how many messages of a key are parked
 //	{shard/68}:orders:dead       stream: parked messages with the reason
+//	{shard/68}:orders:moves      hash: where a key went, or came from
+//	{shard/68}:orders:arriving   set: keys on their way here
+//	{shard/68}:orders:arriving:… stream: what was sent of one of them meanwhile
 //
 // # What it guarantees
 //
@@ -22,6 +25,10 @@
 //     (docs/decisions/0111).
 //   - Whoever opens a shard gets what was delivered and not acknowledged first,
 //     from the lowest ID to the last, and then what was never delivered.
+//   - A key can be moved to a shard of its own and back by a [Mover], while
+//     messages are sent: its numbers go on, what was sent before the move is handled
+//     before what comes after it, by one shard's holder at a time, and tokens
+//     rise (docs/decisions/0130).
 //   - Trim drops nothing that a consumer group has not acknowledged.
 //
 // Redis decides how durable this is: appendonly yes and appendfsync always lose

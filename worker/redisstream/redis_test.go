@@ -194,10 +194,10 @@ func TestALateSendIsRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.try(t.Context(), k, 1, "u", []byte("first")); !redis.HasErrorPrefix(err, "LATE ") {
+	if _, _, err := p.try(t.Context(), k, route{}, 1, "u", []byte("first")); !redis.HasErrorPrefix(err, "LATE ") {
 		t.Errorf("the late one: %v", err)
 	}
-	again, err := p.try(t.Context(), k, 2, "u", []byte("second"))
+	again, _, err := p.try(t.Context(), k, route{}, 2, "u", []byte("second"))
 	if err != nil || again.Seq != 2 {
 		t.Errorf("a repeated send: %+v, %v", again, err)
 	}
@@ -270,7 +270,7 @@ func TestALostReadIsReadAgain(t *testing.T) {
 	if err := f.Ack(t.Context(), m); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := f.run(t.Context(), readScript, []string{f.keys.stream, f.keys.parked}, s.cfg.Group, consumer, 2); err != nil {
+	if _, err := f.run(t.Context(), readScript, []string{f.keys.stream, f.keys.parked, f.keys.arriving}, s.cfg.Group, consumer, 2); err != nil {
 		t.Fatal(err) // and its answer is thrown away
 	}
 	ended, cancel := context.WithCancel(t.Context())
@@ -340,7 +340,7 @@ func TestParkedKeysKeepTheirOrder(t *testing.T) {
 	if len(m) != 2 || !m[0].Parked || m[1].Parked {
 		t.Fatalf("%+v", m)
 	}
-	if _, err := s.Unpark(t.Context(), resource, token(t, 2), "bad"); !redis.HasErrorPrefix(err, "PARKED ") && err == nil {
+	if _, err := Unpark(t.Context(), s.cfg.Client, orders, "bad"); !redis.HasErrorPrefix(err, "PARKED ") && err == nil {
 		t.Error("unparked while a message of the key is parked")
 	}
 	dead, err := client.XRange(t.Context(), f.keys.dead, "-", "+").Result()
@@ -348,7 +348,7 @@ func TestParkedKeysKeepTheirOrder(t *testing.T) {
 		t.Fatalf("%v, %v", dead, err)
 	}
 	client.XDel(t.Context(), f.keys.dead, dead[0].ID)
-	if was, err := s.Unpark(t.Context(), resource, token(t, 2), "bad"); !was || err != nil {
+	if was, err := Unpark(t.Context(), s.cfg.Client, orders, "bad"); !was || err != nil {
 		t.Errorf("unpark: %v, %v", was, err)
 	}
 	f = open(t, s, 3)

@@ -20,17 +20,18 @@ if type(made) == 'table' and made['err'] and not string.find(made['err'], 'BUSYG
 end
 return 'OK'
 `
-	// KEYS: stream, parked. ARGV: group, consumer, cursor, count.
+	// Both replies end with the keys that are arriving. KEYS: stream, parked,
+	// arriving. ARGV: group, consumer, cursor, count.
 	luaClaim = `
 local reply = redis.call('XAUTOCLAIM', KEYS[1], ARGV[1], ARGV[2], '0', ARGV[3], 'COUNT', ARGV[4])
-return {reply[1], reply[2], reply[3] or {}, redis.call('HKEYS', KEYS[2])}
+return {reply[1], reply[2], reply[3] or {}, redis.call('HKEYS', KEYS[2]), redis.call('SMEMBERS', KEYS[3])}
 `
-	// KEYS: stream, parked. ARGV: group, consumer, count.
+	// KEYS: stream, parked, arriving. ARGV: group, consumer, count.
 	luaRead = `
 local reply = redis.call('XREADGROUP', 'GROUP', ARGV[1], ARGV[2], 'COUNT', ARGV[3], 'STREAMS', KEYS[1], '>')
 local entries = {}
 if reply then entries = reply[1][2] end
-return {'', entries, {}, redis.call('HKEYS', KEYS[2])}
+return {'', entries, {}, redis.call('HKEYS', KEYS[2]), redis.call('SMEMBERS', KEYS[3])}
 `
 	// KEYS: stream. ARGV: group, id, id, …
 	luaAck = `return redis.call('XACK', KEYS[1], unpack(ARGV))`

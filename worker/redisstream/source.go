@@ -11,6 +11,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/headlease/headlease/client/group"
 	"github.com/headlease/headlease/fence"
 	"github.com/headlease/headlease/fence/redisguard"
 	"github.com/headlease/headlease/worker"
@@ -27,6 +28,7 @@ const (
 // Guard is what a Source needs of a *redisguard.Guard.
 type Guard interface {
 	Claim(ctx context.Context, resource string, token fence.Token) error
+	MarkKey(resource string, keys ...string) (string, error)
 	Run(ctx context.Context, resource string, token fence.Token, script *redisguard.Script, keys []string, args ...any) (any, error)
 }
 
@@ -38,7 +40,8 @@ type Config struct {
 	// Group of consumers; default "workers".
 	Group string
 	// Poll is how long a shard without messages waits, at most, when no producer's
-	// hint comes; default 500 ms.
+	// hint comes, and how often a key's move to a shard is looked after; default
+	// 500 ms.
 	Poll time.Duration
 	// TrimEvery so many acknowledged messages of a shard its stream is trimmed;
 	// default 1000, negative: never.
@@ -48,7 +51,8 @@ type Config struct {
 
 // Source is a worker.Source. It is safe for concurrent use.
 type Source struct {
-	cfg Config
+	cfg    Config
+	places places
 
 	mu sync.Mutex
 	// waiting feeds, by resource.
@@ -80,7 +84,7 @@ func NewSource(cfg Config) (*Source, error) {
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	return &Source{cfg: cfg, waiting: map[string]map[chan struct{}]bool{}}, nil
+	return &Source{cfg: cfg, places: redisPlaces{cfg.Client, cfg.Guard, cfg.Stream}, waiting: map[string]map[chan struct{}]bool{}}, nil
 }
 
 // Run listens to the producers' hints until ctx ends. Without it messages are
@@ -140,6 +144,10 @@ type Feed struct {
 	// are.
 	cursor string
 	acked  int // since the last trim
+	// arriving are the keys that the last read found on their way to this shard,
+	// and looked when they were looked after.
+	arriving []string
+	looked   time.Time
 }
 
 func (f *Feed) run(ctx context.Context, script *redisguard.Script, keys []string, args ...any) (any, error) {
@@ -150,6 +158,9 @@ func (f *Feed) run(ctx context.Context, script *redisguard.Script, keys []string
 func (f *Feed) Next(ctx context.Context, limit int) ([]worker.Message, error) {
 	limit = min(limit, maxRead)
 	for {
+		if err := f.receive(ctx); err != nil {
+			return nil, err
+		}
 		messages, err := f.read(ctx, limit)
 		if err != nil {
 			// It may have been delivered all the same: everything pending is looked
@@ -177,7 +188,7 @@ func (f *Feed) Next(ctx context.Context, limit int) ([]worker.Message, error) {
 
 // read takes over pending entries, or reads new ones.
 func (f *Feed) read(ctx context.Context, limit int) ([]worker.Message, error) {
-	from := []string{f.keys.stream, f.keys.parked}
+	from := []string{f.keys.stream, f.keys.parked, f.keys.arriving}
 	claiming := f.cursor != ""
 	var reply any
 	var err error
@@ -189,10 +200,11 @@ func (f *Feed) read(ctx context.Context, limit int) ([]worker.Message, error) {
 	if err != nil {
 		return nil, err
 	}
-	cursor, messages, gone, err := decode(reply)
+	cursor, messages, gone, arriving, err := decode(reply)
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", f.keys.stream, err)
 	}
+	f.arriving = arriving
 	if len(gone) > 0 {
 		f.source.cfg.Logger.Error("redisstream: entries were deleted before they were acknowledged", "stream", f.keys.stream, "ids", gone)
 	}
@@ -204,11 +216,36 @@ func (f *Feed) read(ctx context.Context, limit int) ([]worker.Message, error) {
 	return messages, nil
 }
 
+// receive looks after the keys that are on their way to this shard, so that a
+// move which was begun ends by itself. The error is group.ErrNewLease if one
+// must not be handled under this token, which is older than one that has handled
+// it [F14].
+func (f *Feed) receive(ctx context.Context) error {
+	now := time.Now()
+	number, ok := f.source.cfg.Stream.number(f.keys.resource)
+	if len(f.arriving) == 0 || !ok || now.Sub(f.looked) < f.source.cfg.Poll {
+		return nil
+	}
+	f.looked = now
+	for _, key := range f.arriving {
+		p, err := finish(ctx, f.source.places, number, key)
+		if err != nil {
+			f.source.cfg.Logger.Warn("redisstream: could not look after a key's move", "key", key, "to", f.keys.stream, "error", err)
+			continue
+		}
+		if p.Stage == StageLease && f.token <= p.Floor {
+			f.source.cfg.Logger.Info("redisstream: a key comes from a holder with a higher token; the shard is leased anew", "key", key, "to", f.keys.stream)
+			return group.ErrNewLease
+		}
+	}
+	return nil
+}
+
 // decode reads the reply of claimScript and readScript.
-func decode(reply any) (cursor string, messages []worker.Message, gone []any, err error) {
+func decode(reply any) (cursor string, messages []worker.Message, gone []any, arriving []string, err error) {
 	parts, ok := reply.([]any)
-	if !ok || len(parts) != 4 {
-		return "", nil, nil, fmt.Errorf("the server replied %v", reply)
+	if !ok || len(parts) != 5 {
+		return "", nil, nil, nil, fmt.Errorf("the server replied %v", reply)
 	}
 	cursor, _ = parts[0].(string)
 	entries, _ := parts[1].([]any)
@@ -221,12 +258,17 @@ func decode(reply any) (cursor string, messages []worker.Message, gone []any, er
 	for _, e := range entries {
 		m, err := decodeEntry(e)
 		if err != nil {
-			return "", nil, nil, err
+			return "", nil, nil, nil, err
 		}
 		m.Parked = parked[m.Key]
 		messages = append(messages, m)
 	}
-	return cursor, messages, gone, nil
+	keys, _ = parts[4].([]any)
+	for _, k := range keys {
+		key, _ := k.(string)
+		arriving = append(arriving, key)
+	}
+	return cursor, messages, gone, arriving, nil
 }
 
 func decodeEntry(e any) (m worker.Message, err error) {

@@ -16,10 +16,9 @@ type Stream struct {
 	Name string
 	// Shards is the cluster's count, a power of two.
 	Shards uint32
-	// Exceptions are the keys with shards of their own. A change is a drained
-	// move: see headlease shards pin.
-	Exceptions shard.Exceptions
-	// Resource of a shard, as in group.Config; default shard/N.
+	// Resource of a shard, as in group.Config; default shard/N. With resources of
+	// its own a stream has no dedicated shards: the tokens of a key's two shards
+	// could not be compared (docs/decisions/0130).
 	Resource func(shard uint32) string
 }
 
@@ -49,6 +48,10 @@ func (s Stream) Key(resource string) (string, error) { return redisguard.Key(res
 type keys struct {
 	resource                             string
 	stream, seq, parked, dead, producers string
+	// moves are the records of keys that are not, or not always were, at home in
+	// the shard; arriving the keys that are on their way to it, and what is sent
+	// of them until they are there.
+	moves, arriving, arrivals string
 }
 
 func (s Stream) keys(resource string) (keys, error) {
@@ -56,7 +59,19 @@ func (s Stream) keys(resource string) (keys, error) {
 	if err != nil {
 		return keys{}, err
 	}
-	return keys{resource, stream, stream + ":seq", stream + ":parked", stream + ":dead", stream + ":producer:"}, nil
+	return keys{
+		resource, stream, stream + ":seq", stream + ":parked", stream + ":dead", stream + ":producer:",
+		stream + ":moves", stream + ":arriving", stream + ":arriving:",
+	}, nil
+}
+
+func (s Stream) keysOf(n uint32) (keys, error) { return s.keys(s.resource(n)) }
+
+// number of the shard of a resource; false if it has none, or the stream names
+// its resources itself.
+func (s Stream) number(resource string) (uint32, bool) {
+	r, err := shard.Parse(resource)
+	return r.Number, err == nil && r.Kind == shard.KindShard && s.Resource == nil
 }
 
 // channel on which a resource is named when it has a new message: a hint.

@@ -5,8 +5,6 @@ import (
 	"fmt"
 
 	"github.com/redis/go-redis/v9"
-
-	"github.com/headlease/headlease/fence"
 )
 
 // The lowest entry that some group has not acknowledged stays, and all above
@@ -43,34 +41,3 @@ func Trim(ctx context.Context, client redis.UniversalClient, stream string) (int
 	}
 	return n, nil
 }
-
-// Unpark lets messages of a key be handled again, after an operator has dealt
-// with the parked ones, in their order, and deleted them from the stream of
-// parked messages: while one is left there it is refused. It returns whether the
-// key was parked. The token is that of a lease on the shard's resource.
-func (s *Source) Unpark(ctx context.Context, resource string, token fence.Token, key string) (bool, error) {
-	k, err := s.cfg.Stream.keys(resource)
-	if err != nil {
-		return false, err
-	}
-	if err := s.cfg.Guard.Claim(ctx, resource, token); err != nil {
-		return false, err
-	}
-	reply, err := s.cfg.Guard.Run(ctx, resource, token, unparkScript, []string{k.parked, k.dead}, key)
-	if err != nil {
-		return false, fmt.Errorf("unpark %s of %s: %w", key, k.stream, err)
-	}
-	return reply == int64(1), nil
-}
-
-// KEYS: parked, dead. ARGV: key.
-var unparkScript = mustScript(`
-for _, entry in ipairs(redis.call('XRANGE', KEYS[2], '-', '+')) do
-  for i = 1, #entry[2], 2 do
-    if entry[2][i] == 'key' and entry[2][i + 1] == ARGV[1] then
-      return redis.error_reply('PARKED message ' .. entry[1] .. ' of ' .. KEYS[2] .. ' is of this key; deal with it and XDEL it first')
-    end
-  end
-end
-return redis.call('HDEL', KEYS[1], ARGV[1])
-`)

@@ -67,6 +67,9 @@ func (p *Planner) Await(until instant.Instant) {
 	}
 }
 
+// Serve changes the shards that are assigned, with the next Plan.
+func (p *Planner) Serve(shards []uint32) { p.cfg.Shards = shards }
+
 // Assignment is the present one. Do not change it.
 func (p *Planner) Assignment() Assignment { return p.assignment }
 

@@ -770,10 +770,15 @@ func (*ListPartitionsRequest) Descriptor() ([]byte, []int) {
 }
 
 type ListPartitionsResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Partitions    []*PartitionStatus     `protobuf:"bytes,1,rep,name=partitions,proto3" json:"partitions,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Partitions []*PartitionStatus     `protobuf:"bytes,1,rep,name=partitions,proto3" json:"partitions,omitempty"`
+	// Of the configuration that the region has: its version, the number of hash
+	// shards, and the keys with dedicated shards.
+	ConfigurationVersion uint64            `protobuf:"varint,2,opt,name=configuration_version,json=configurationVersion,proto3" json:"configuration_version,omitempty"`
+	Shards               uint32            `protobuf:"varint,3,opt,name=shards,proto3" json:"shards,omitempty"`
+	Exceptions           []*ShardException `protobuf:"bytes,4,rep,name=exceptions,proto3" json:"exceptions,omitempty"`
+	unknownFields        protoimpl.UnknownFields
+	sizeCache            protoimpl.SizeCache
 }
 
 func (x *ListPartitionsResponse) Reset() {
@@ -809,6 +814,27 @@ func (*ListPartitionsResponse) Descriptor() ([]byte, []int) {
 func (x *ListPartitionsResponse) GetPartitions() []*PartitionStatus {
 	if x != nil {
 		return x.Partitions
+	}
+	return nil
+}
+
+func (x *ListPartitionsResponse) GetConfigurationVersion() uint64 {
+	if x != nil {
+		return x.ConfigurationVersion
+	}
+	return 0
+}
+
+func (x *ListPartitionsResponse) GetShards() uint32 {
+	if x != nil {
+		return x.Shards
+	}
+	return 0
+}
+
+func (x *ListPartitionsResponse) GetExceptions() []*ShardException {
+	if x != nil {
+		return x.Exceptions
 	}
 	return nil
 }
@@ -881,11 +907,16 @@ const file_headlease_v1_cluster_proto_rawDesc = "" +
 	"\x06shards\x18\t \x03(\v2\x18.headlease.v1.ShardRangeR\x06shards\x128\n" +
 	"\btransfer\x18\n" +
 	" \x01(\v2\x1c.headlease.v1.TransferStatusR\btransfer\"\x17\n" +
-	"\x15ListPartitionsRequest\"W\n" +
+	"\x15ListPartitionsRequest\"\xe2\x01\n" +
 	"\x16ListPartitionsResponse\x12=\n" +
 	"\n" +
 	"partitions\x18\x01 \x03(\v2\x1d.headlease.v1.PartitionStatusR\n" +
-	"partitions2\xe0\x02\n" +
+	"partitions\x123\n" +
+	"\x15configuration_version\x18\x02 \x01(\x04R\x14configurationVersion\x12\x16\n" +
+	"\x06shards\x18\x03 \x01(\rR\x06shards\x12<\n" +
+	"\n" +
+	"exceptions\x18\x04 \x03(\v2\x1c.headlease.v1.ShardExceptionR\n" +
+	"exceptions2\xe0\x02\n" +
 	"\x0eClusterService\x12[\n" +
 	"\x0eDescribeServer\x12#.headlease.v1.DescribeServerRequest\x1a$.headlease.v1.DescribeServerResponse\x12O\n" +
 	"\n" +
@@ -925,6 +956,7 @@ var file_headlease_v1_cluster_proto_goTypes = []any{
 	(*Register)(nil),               // 15: headlease.v1.Register
 	(*ShardRange)(nil),             // 16: headlease.v1.ShardRange
 	(*TransferStatus)(nil),         // 17: headlease.v1.TransferStatus
+	(*ShardException)(nil),         // 18: headlease.v1.ShardException
 }
 var file_headlease_v1_cluster_proto_depIdxs = []int32{
 	11, // 0: headlease.v1.DescribeServerResponse.configuration:type_name -> headlease.v1.ClusterConfiguration
@@ -939,19 +971,20 @@ var file_headlease_v1_cluster_proto_depIdxs = []int32{
 	16, // 9: headlease.v1.PartitionStatus.shards:type_name -> headlease.v1.ShardRange
 	17, // 10: headlease.v1.PartitionStatus.transfer:type_name -> headlease.v1.TransferStatus
 	8,  // 11: headlease.v1.ListPartitionsResponse.partitions:type_name -> headlease.v1.PartitionStatus
-	0,  // 12: headlease.v1.ClusterService.DescribeServer:input_type -> headlease.v1.DescribeServerRequest
-	3,  // 13: headlease.v1.ClusterService.InitRegion:input_type -> headlease.v1.InitRegionRequest
-	5,  // 14: headlease.v1.ClusterService.Status:input_type -> headlease.v1.StatusRequest
-	9,  // 15: headlease.v1.ClusterService.ListPartitions:input_type -> headlease.v1.ListPartitionsRequest
-	1,  // 16: headlease.v1.ClusterService.DescribeServer:output_type -> headlease.v1.DescribeServerResponse
-	4,  // 17: headlease.v1.ClusterService.InitRegion:output_type -> headlease.v1.InitRegionResponse
-	6,  // 18: headlease.v1.ClusterService.Status:output_type -> headlease.v1.StatusResponse
-	10, // 19: headlease.v1.ClusterService.ListPartitions:output_type -> headlease.v1.ListPartitionsResponse
-	16, // [16:20] is the sub-list for method output_type
-	12, // [12:16] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	18, // 12: headlease.v1.ListPartitionsResponse.exceptions:type_name -> headlease.v1.ShardException
+	0,  // 13: headlease.v1.ClusterService.DescribeServer:input_type -> headlease.v1.DescribeServerRequest
+	3,  // 14: headlease.v1.ClusterService.InitRegion:input_type -> headlease.v1.InitRegionRequest
+	5,  // 15: headlease.v1.ClusterService.Status:input_type -> headlease.v1.StatusRequest
+	9,  // 16: headlease.v1.ClusterService.ListPartitions:input_type -> headlease.v1.ListPartitionsRequest
+	1,  // 17: headlease.v1.ClusterService.DescribeServer:output_type -> headlease.v1.DescribeServerResponse
+	4,  // 18: headlease.v1.ClusterService.InitRegion:output_type -> headlease.v1.InitRegionResponse
+	6,  // 19: headlease.v1.ClusterService.Status:output_type -> headlease.v1.StatusResponse
+	10, // 20: headlease.v1.ClusterService.ListPartitions:output_type -> headlease.v1.ListPartitionsResponse
+	17, // [17:21] is the sub-list for method output_type
+	13, // [13:17] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_headlease_v1_cluster_proto_init() }

@@ -558,8 +558,11 @@ type ClusterConfiguration struct {
 	// Names of removed partitions: their registers stay at the voters, so the
 	// names are never used again.
 	RetiredPartitions []string `protobuf:"bytes,12,rep,name=retired_partitions,json=retiredPartitions,proto3" json:"retired_partitions,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// The highest number that a dedicated shard was ever given; 0: none was. A
+	// number is never given twice: in another partition its tokens could go back.
+	LastDedicated uint32 `protobuf:"varint,13,opt,name=last_dedicated,json=lastDedicated,proto3" json:"last_dedicated,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ClusterConfiguration) Reset() {
@@ -669,13 +672,27 @@ func (x *ClusterConfiguration) GetRetiredPartitions() []string {
 	return nil
 }
 
+func (x *ClusterConfiguration) GetLastDedicated() uint32 {
+	if x != nil {
+		return x.LastDedicated
+	}
+	return 0
+}
+
 // ShardException gives a hot key a shard of its own, in the partition of the
 // key's hash shard.
 type ShardException struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Key   string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
 	// From 2^24 up, each used once.
-	Shard         uint32 `protobuf:"varint,2,opt,name=shard,proto3" json:"shard,omitempty"`
+	Shard uint32 `protobuf:"varint,2,opt,name=shard,proto3" json:"shard,omitempty"`
+	// The version that began the key's present move: to the shard, or with leaving
+	// back from it. It is the move's generation in the streams.
+	Since uint64 `protobuf:"varint,3,opt,name=since,proto3" json:"since,omitempty"`
+	// The key moves back to its hash shard; the exception ends when it has.
+	Leaving bool `protobuf:"varint,4,opt,name=leaving,proto3" json:"leaving,omitempty"`
+	// Streams of messages in which the key is moved.
+	Streams       []string `protobuf:"bytes,5,rep,name=streams,proto3" json:"streams,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -722,6 +739,27 @@ func (x *ShardException) GetShard() uint32 {
 		return x.Shard
 	}
 	return 0
+}
+
+func (x *ShardException) GetSince() uint64 {
+	if x != nil {
+		return x.Since
+	}
+	return 0
+}
+
+func (x *ShardException) GetLeaving() bool {
+	if x != nil {
+		return x.Leaving
+	}
+	return false
+}
+
+func (x *ShardException) GetStreams() []string {
+	if x != nil {
+		return x.Streams
+	}
+	return nil
 }
 
 // ConfigBallot orders the proposals for the next configuration.
@@ -1000,7 +1038,7 @@ const file_headlease_v1_types_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x120\n" +
 	"\x06shards\x18\x02 \x03(\v2\x18.headlease.v1.ShardRangeR\x06shards\x12\x16\n" +
 	"\x06prefer\x18\x03 \x03(\tR\x06prefer\x12#\n" +
-	"\rauto_failback\x18\x04 \x01(\bR\fautoFailback\"\xe4\x03\n" +
+	"\rauto_failback\x18\x04 \x01(\bR\fautoFailback\"\x8b\x04\n" +
 	"\x14ClusterConfiguration\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12!\n" +
@@ -1017,10 +1055,14 @@ const file_headlease_v1_types_proto_rawDesc = "" +
 	"\n" +
 	"exceptions\x18\v \x03(\v2\x1c.headlease.v1.ShardExceptionR\n" +
 	"exceptions\x12-\n" +
-	"\x12retired_partitions\x18\f \x03(\tR\x11retiredPartitions\"8\n" +
+	"\x12retired_partitions\x18\f \x03(\tR\x11retiredPartitions\x12%\n" +
+	"\x0elast_dedicated\x18\r \x01(\rR\rlastDedicated\"\x82\x01\n" +
 	"\x0eShardException\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05shard\x18\x02 \x01(\rR\x05shard\"@\n" +
+	"\x05shard\x18\x02 \x01(\rR\x05shard\x12\x14\n" +
+	"\x05since\x18\x03 \x01(\x04R\x05since\x12\x18\n" +
+	"\aleaving\x18\x04 \x01(\bR\aleaving\x12\x18\n" +
+	"\astreams\x18\x05 \x03(\tR\astreams\"@\n" +
 	"\fConfigBallot\x12\x14\n" +
 	"\x05round\x18\x01 \x01(\x04R\x05round\x12\x1a\n" +
 	"\bproposer\x18\x02 \x01(\tR\bproposer\"\xc0\x01\n" +
