@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -445,4 +446,21 @@ func (l *workload) herd(ctx context.Context, clients int, partition string) (ser
 	}
 	work.Wait()
 	return int(done.Load()), nil
+}
+
+// working reports whether every lock has had a holder that has written.
+func (l *workload) working() bool {
+	wrote := map[string]bool{}
+	for _, a := range l.records() {
+		if a.Probes {
+			continue
+		}
+		wrote[a.Lock] = wrote[a.Lock] || slices.ContainsFunc(a.Events, func(e check.Event) bool { return e.Kind == check.Wrote })
+	}
+	for _, ok := range wrote {
+		if !ok {
+			return false
+		}
+	}
+	return true
 }
