@@ -171,6 +171,15 @@ func TestAStartedProcessCarriesWhatIsLeft(t *testing.T) {
 }
 
 // Every shipped scenario fits the cluster that it asks for.
+// cached are regions with a lease cache each.
+func cached(regions []clusterfile.Region) []clusterfile.Region {
+	out := slices.Clone(regions)
+	for i := range out {
+		out[i].Cache.Addresses = []string{"127.0.0.1:6379"}
+	}
+	return out
+}
+
 func TestShippedScenariosFitTheirCluster(t *testing.T) {
 	for _, name := range scenarios.Names() {
 		s, err := scenarios.Get(name)
@@ -179,6 +188,9 @@ func TestShippedScenariosFitTheirCluster(t *testing.T) {
 		}
 		w := three()
 		w.file.Regions = w.file.Regions[:s.Cluster.Regions]
+		if s.Cluster.Redis {
+			w.file.Regions = cached(w.file.Regions)
+		}
 		if err := w.check(s); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -216,14 +228,36 @@ func TestRefusedBeforeTheFirstStep(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	r := &rig{cluster: three().file, processes: nobody{}}
-	for _, do := range []string{"{at: 1s, do: redis-down, for: 1s}"} {
-		s, err := plan.Parse([]byte("name: x\nsummary: y\nsteps: [" + do + "]"))
+}
+
+// Only lease caches that the cluster has can be taken down, by somebody who can.
+func TestLeaseCachesThatCannotBeTakenDown(t *testing.T) {
+	some := three()
+	some.file.Regions = slices.Concat(cached(some.file.Regions[:1]), some.file.Regions[1:])
+	for step, want := range map[string]struct{ none, some, reach string }{
+		"{at: 1s, do: redis-down, for: 1s}": {
+			none: "the cluster has no lease cache; a private one has them by 'redis: true'", reach: "redis-eu: nothing here can signal",
+		},
+		"{at: 1s, do: redis-down, target: region us, for: 1s}": {
+			none: "the cluster has no lease cache", some: "region us has no lease cache; [eu] have", reach: "redis-eu: nothing here can signal",
+		},
+	} {
+		s, err := plan.Parse([]byte("name: x\nsummary: y\nsteps: [" + step + "]"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := r.reach(t.Context(), s); err == nil || !strings.HasPrefix(err.Error(), "step 1 (") {
-			t.Errorf("%s: %v", do, err)
+		r := &rig{cluster: some.file, processes: nobody{}}
+		for what, got := range map[string]struct {
+			err  error
+			want string
+		}{
+			"none":  {three().check(s), want.none},
+			"some":  {some.check(s), want.some},
+			"reach": {r.reach(t.Context(), s), want.reach},
+		} {
+			if got.want == "" && got.err != nil || got.want != "" && (got.err == nil || !strings.Contains(got.err.Error(), got.want)) {
+				t.Errorf("%s, %s: %v, want %q", step, what, got.err, got.want)
+			}
 		}
 	}
 }

@@ -132,6 +132,11 @@ func (c *carried) left(process string, now instant.Instant) *pb.SetFaultsRequest
 		for _, f := range r.req.GetDiskFaults() {
 			out.DiskFaults = append(out.DiskFaults, &pb.DiskFault{Id: f.Id, Store: f.Store, Stall: f.Stall, Full: f.Full, ExpiresMs: ms})
 		}
+		for _, f := range r.req.GetClockFaults() {
+			if f.WallStepMs != 0 { // a lease clock has taken its step, or is another one now
+				out.ClockFaults = append(out.ClockFaults, &pb.ClockFault{Id: f.Id, WallStepMs: f.WallStepMs, ExpiresMs: ms})
+			}
+		}
 	}
 	return out
 }
@@ -174,14 +179,22 @@ func (p *player) inForce(ctx context.Context, process clusterfile.Process, req *
 	for _, f := range list.GetDiskFaults() {
 		ids[f.GetId()] = true
 	}
+	for _, f := range list.GetClockFaults() {
+		ids[f.GetId()] = true
+	}
+	var want []string
 	for _, f := range req.GetFaults() {
-		if !ids[f.GetId()] {
-			return fmt.Errorf("%s does not list fault %s", process.Name, f.GetId())
-		}
+		want = append(want, f.GetId())
 	}
 	for _, f := range req.GetDiskFaults() {
-		if !ids[f.GetId()] {
-			return fmt.Errorf("%s does not list fault %s", process.Name, f.GetId())
+		want = append(want, f.GetId())
+	}
+	for _, f := range req.GetClockFaults() {
+		want = append(want, f.GetId())
+	}
+	for _, id := range want {
+		if !ids[id] {
+			return fmt.Errorf("%s does not list fault %s", process.Name, id)
 		}
 	}
 	return nil

@@ -41,7 +41,7 @@ func (p *player) histories(changes map[string]instant.Instant) []check.History {
 func (p *player) history(region string, h history.History, zero instant.Instant, changes map[string]instant.Instant) check.History {
 	cfg := history.Config{Share: clockShare, Timeout: searchLimit, Partition: p.partitionOf}
 	out := check.History{Region: region}
-	steps := slices.ContainsFunc(p.plan.Steps, func(s plan.Step) bool { return s.Do == plan.ClockStep })
+	steps := slices.ContainsFunc(p.plan.Steps, func(s plan.Step) bool { return s.Do == plan.ClockStep && s.Clock == plan.LeaseClock })
 	switch {
 	case !p.rig.oneMachine:
 		out.Partly = append(out.Partly, region+": clocks of several machines: of its histories only what rests on no clock was checked")

@@ -40,6 +40,7 @@ type player struct {
 	ended   instant.Instant
 	owners  map[string]string // when the steps began
 	load    *workload
+	looks   *lookups
 	pair    *pair
 	store   *resource.Process
 
@@ -83,6 +84,7 @@ func (p *player) play(ctx context.Context, unguarded bool) (err error) {
 		return err
 	}
 	defer p.load.stop(ctx)
+	defer p.looks.stop(ctx)
 	live := p.watchLive()
 	defer live()
 	stalls := watchStalls(p.rig.clock)
@@ -106,6 +108,7 @@ func (p *player) play(ctx context.Context, unguarded bool) (err error) {
 		return err
 	}
 	p.ended = p.rig.clock.Now()
+	p.looks.stop(ctx)
 	p.load.stop(ctx)
 	return p.finish(ctx)
 }
@@ -139,7 +142,10 @@ func (p *player) prepare(ctx context.Context, unguarded bool) error {
 			return fmt.Errorf("wait for every lock to be held and written under: %w", err)
 		}
 	}
-	return nil
+	if p.looks, err = r.startLookups(p.load); err != nil {
+		p.load.stop(ctx)
+	}
+	return err
 }
 
 // world is how roles are resolved now.
@@ -212,8 +218,12 @@ func (p *player) step(ctx context.Context, i int, s plan.Step) error {
 	switch s.Do {
 	case plan.Cut, plan.OneWay, plan.Isolate, plan.Delay, plan.Loss, plan.Flap:
 		return p.breakLinks(ctx, i, s, lasts)
-	case plan.DiskHang, plan.DiskFull, plan.ClockStep:
-		return p.breakProcess(ctx, i, s, lasts)
+	case plan.DiskHang, plan.DiskFull:
+		return p.breakDisk(ctx, i, s, lasts)
+	case plan.ClockStep:
+		return p.stepClock(ctx, i, s, lasts)
+	case plan.RedisDown:
+		return p.redisDown(ctx, i, s, lasts)
 	case plan.Kill, plan.Pause, plan.Restart:
 		return p.signal(ctx, i, s, lasts)
 	case plan.RollingRestart:

@@ -24,6 +24,7 @@ func (p *player) record() *check.Record {
 	for _, q := range p.rig.file().Partitions {
 		rec.Partitions = append(rec.Partitions, q.Name)
 	}
+	rec.Lookups = p.looks.record()
 	if p.pair != nil {
 		rec.Actors = append(rec.Actors, p.pair.records()...)
 		rec.Late = p.pair.late(p.journal)

@@ -210,6 +210,14 @@ func (w world) whom(s plan.Step) (string, error) {
 				}
 			}
 		}
+	case s.Do == plan.RedisDown:
+		regions, err := w.cacheRegions(s)
+		if err != nil {
+			return "", err
+		}
+		for _, region := range regions {
+			names = append(names, devcluster.RedisName(region))
+		}
 	case s.Target.Who != plan.Nobody:
 		processes, err := w.processes(s.Target)
 		if err != nil {
@@ -240,7 +248,7 @@ func (r *rig) private(ctx context.Context, s plan.Scenario, log *slog.Logger) er
 	}
 	o := devcluster.Options{
 		Dir: filepath.Join(r.dir, clusterDir), Binary: r.o.Binary, Regions: s.Cluster.Regions, Servers: s.Cluster.Servers,
-		Witnesses: s.Cluster.Witnesses, D: s.Cluster.D, RTT: matrix, Timing: clusterfile.TimingCalm, Ready: r.o.Ready, Logger: log,
+		Witnesses: s.Cluster.Witnesses, D: s.Cluster.D, RTT: matrix, Redis: s.Cluster.Redis, Timing: clusterfile.TimingCalm, Ready: r.o.Ready, Logger: log,
 	}
 	if r.o.Namespaces {
 		if err := filterable(s); err != nil {
@@ -263,7 +271,11 @@ func (r *rig) private(ctx context.Context, s plan.Scenario, log *slog.Logger) er
 	r.rtt = func() time.Duration { return longest }
 	f := r.cluster
 	r.o.progress("D %v, seed %d, in %s", f.D, r.o.Seed, r.dir)
-	r.o.progress("starting a cluster of its own: %d processes, %d regions and %d witnesses", len(f.Processes()), len(f.Regions), len(f.Witnesses))
+	with := ""
+	if n := len(caches(f)); n > 0 {
+		with = fmt.Sprintf(", and %d redis-servers", n)
+	}
+	r.o.progress("starting a cluster of its own: %d processes, %d regions and %d witnesses%s", len(f.Processes()), len(f.Regions), len(f.Witnesses), with)
 	return c.Start(ctx)
 }
 
@@ -297,7 +309,13 @@ func (r *rig) reach(ctx context.Context, s plan.Scenario) error {
 		}
 		switch st.Do {
 		case plan.RedisDown:
-			return fmt.Errorf("step %d (%s): the cluster has no Redis cache", i+1, st.Title())
+			var names []string
+			for _, region := range caches(r.file()) {
+				names = append(names, devcluster.RedisName(region.Name))
+			}
+			if err := r.processes.Reach(ctx, names); err != nil {
+				return fmt.Errorf("step %d (%s) needs the processes of the lease caches: %w", i+1, st.Title(), err)
+			}
 		case plan.DiskHang, plan.DiskFull:
 			// It ends the process, which somebody must start again.
 			if err := r.processes.Reach(ctx, all); err != nil {

@@ -115,6 +115,8 @@ func (p *player) measure(f *check.Fault, s plan.Step, w world, links []link, las
 	switch {
 	case s.Do == plan.Delay:
 		p.measureDelay(f, s, w, links, heartbeats, votes)
+	case s.Do == plan.Loss && votes:
+		p.measureLoss(f, w, links)
 	case s.Do != plan.Delay && s.Do != plan.Loss && heartbeats:
 		silent, any := p.silent(links, f.From, f.Until.Add(sampleEvery))
 		if !any {
@@ -157,6 +159,35 @@ func (p *player) measureDelay(f *check.Fault, s plan.Step, w world, links []link
 	}
 	if f.Effect == "" && (votes || heartbeats) && s.Add >= faultSlack/2 {
 		f.NoEffect = "no round trip and no heartbeat was late by as much"
+	}
+}
+
+// lostWrite is less than the first retransmission of a lost write takes (200 ms).
+const lostWrite = 150 * time.Millisecond
+
+// measureLoss looks for retransmissions in the round trips that owners measure.
+func (p *player) measureLoss(f *check.Fault, w world, links []link) {
+	measured := false
+	for _, l := range links {
+		for _, ends := range []link{l, {l.to, l.from}} {
+			if !ends.from.owns(w) {
+				continue // only who renews measures
+			}
+			var names []string
+			for _, q := range w.at(ends.to) {
+				names = append(names, q.Name)
+			}
+			got, quiet := p.rig.watch.rtt(ends.from.name, names, f.Full, f.Until), p.rig.watch.quietRTT(ends.from.name, names)
+			measured = measured || got > 0
+			if quiet > 0 && got >= quiet+lostWrite {
+				f.Effect = fmt.Sprintf("%s measured round trips up to %d ms to %s, where %d ms is the shortest",
+					ends.from.name, got.Milliseconds(), ends.to.name, quiet.Milliseconds())
+				return
+			}
+		}
+	}
+	if measured && f.Until.Sub(f.From) > faultSlack {
+		f.NoEffect = "no round trip was longer by a retransmission"
 	}
 }
 

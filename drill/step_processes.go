@@ -33,6 +33,12 @@ func (p *player) setDown(name string, down bool) {
 	p.down[name] = down
 }
 
+func (p *player) setPaused(name string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.paused[name] = true
+}
+
 func (p *player) isDown(name string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -55,9 +61,7 @@ func (p *player) signal(ctx context.Context, i int, s plan.Step, lasts time.Dura
 			if err := p.rig.processes.Signal(ctx, name, syscall.SIGSTOP, lasts+healAfter); err != nil {
 				return err
 			}
-			p.mu.Lock()
-			p.paused[name] = true
-			p.mu.Unlock()
+			p.setPaused(name)
 		}
 		f.Full = p.rig.clock.Now()
 		p.background(ctx, f, func(ctx context.Context) error {
@@ -207,7 +211,7 @@ func (p *player) start(ctx context.Context, name string) error {
 	process, _ := p.rig.file().Process(name)
 	for {
 		req := p.carried.left(name, p.rig.clock.Now())
-		if len(req.GetFaults())+len(req.GetDiskFaults()) == 0 || p.rig.admin.SetFaults(limited, process, req) == nil {
+		if len(req.GetFaults())+len(req.GetDiskFaults())+len(req.GetClockFaults()) == 0 || p.rig.admin.SetFaults(limited, process, req) == nil {
 			return nil
 		}
 		if err := pause.For(limited, retell); err != nil {

@@ -211,6 +211,10 @@ func (w world) check(s plan.Scenario) error {
 				tell(i, err)
 			}
 		}
+		if st.Do == plan.RedisDown {
+			_, err := w.cacheRegions(st)
+			tell(i, err)
+		}
 		if st.Do == plan.Isolate {
 			_, err := w.sites(st.Target)
 			tell(i, err)

@@ -152,7 +152,7 @@ func (w *watch) take(region string, asked, answered instant.Instant, st *pb.Stat
 	if err == nil {
 		w.latest[region] = st
 		w.heard[region] = append(w.heard[region], answered)
-		a := check.Answer{Region: region, Asked: asked, Answered: answered, Term: st.GetTerm()}
+		a := check.Answer{Region: region, Asked: asked, Answered: answered, Term: st.GetTerm(), Restarts: st.GetCampaignRestarts()}
 		for _, p := range st.GetPartitions() {
 			a.Says = append(a.Says, check.Said{Partition: p.GetName(), Epoch: uint64(p.GetEpoch()), Left: time.Duration(p.GetHeldNs())})
 			w.trace(region, p)
@@ -229,6 +229,37 @@ func (w *watch) rtt(region string, to []string, from, until instant.Instant) (lo
 		}
 	}
 	return longest
+}
+
+// quietRTT is the shortest round trip that a region has measured to a process;
+// 0: none.
+func (w *watch) quietRTT(region string, to []string) (shortest time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, r := range w.rtts {
+		if r.from == region && slices.Contains(to, r.to) && (shortest == 0 || r.rtt < shortest) {
+			shortest = r.rtt
+		}
+	}
+	return shortest
+}
+
+// beganAnew reports whether a region's leader gave up what it held, or another
+// one led, between the last answer before a span and one within it.
+func (w *watch) beganAnew(region string, from, until instant.Instant) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var before check.Answer
+	for _, a := range w.answers {
+		switch {
+		case a.Region != region:
+		case a.Answered <= from:
+			before = a
+		case a.Asked <= until && before.Term != 0 && (a.Term > before.Term || a.Restarts > before.Restarts):
+			return true
+		}
+	}
+	return false
 }
 
 // heardIn counts the answers of a process in a span.

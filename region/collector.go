@@ -83,7 +83,8 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 	gauge(descWaiters, float64(n.Waiters))
 	gauge(descResources, float64(n.Resources))
 	left := map[string]float64{}
-	for _, p := range c.s.campaign.Explain() {
+	parts, _ := c.s.campaign.Explain()
+	for _, p := range parts {
 		if p.Held != 0 {
 			left[p.Partition] = max(0, p.HeldUntil.Sub(now).Seconds())
 		}

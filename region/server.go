@@ -265,7 +265,7 @@ func (s *Server) Run(ctx context.Context) error {
 	err := rungroup.Run(ctx,
 		rungroup.Task{Name: "metrics", Run: func(stop context.Context) error { return s.shown.Run(ctx, stop) }},
 		rungroup.Task{Name: "clock", Run: func(ctx context.Context) error {
-			return clock.Watch(ctx, clock.WatchConfig{Clock: s.cfg.Clock, Restarted: s.clockGap})
+			return clock.Watch(ctx, clock.WatchConfig{Clock: s.cfg.Clock, Wall: clock.WallWithFaults(s.cfg.Faults), Restarted: s.clockGap})
 		}},
 		rungroup.Task{Name: "calls", Run: s.watchCalls},
 		rungroup.Task{Name: "cluster file", Run: s.followFile},

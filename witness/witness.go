@@ -346,7 +346,7 @@ func (w *Witness) Run(ctx context.Context) error {
 
 // watchClock: nothing that was measured across a clock gap counts [F19].
 func (w *Witness) watchClock(ctx context.Context) error {
-	return clock.Watch(ctx, clock.WatchConfig{Clock: w.cfg.Clock, Restarted: func(reason string) {
+	return clock.Watch(ctx, clock.WatchConfig{Clock: w.cfg.Clock, Wall: clock.WallWithFaults(w.cfg.Faults), Restarted: func(reason string) {
 		w.cfg.Logger.Warn("clock gap: this process was paused or a clock jumped; every head lease counts as accepted just now", "reason", reason)
 		w.detector.Resume(w.cfg.Clock.Now())
 		w.voter.Restart()

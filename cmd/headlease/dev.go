@@ -55,6 +55,7 @@ type devOptions struct {
 	regions, servers, witnesses int
 	d                           time.Duration
 	rtt                         string
+	redis                       bool
 	waitReady                   bool
 }
 
@@ -66,6 +67,7 @@ func (o *devOptions) flags(cmd *cobra.Command) {
 	f.IntVar(&o.witnesses, "witnesses", 0, fmt.Sprintf("how many witnesses, odd, 1 to %d (default %d)", devcluster.MaxWitnesses, devcluster.DefaultWitnesses))
 	f.DurationVar(&o.d, "d", 0, "length of head leases, 1s to 60s (default 4s)")
 	f.StringVar(&o.rtt, "rtt", "default", `round trips between sites: "default" (a plausible planet), "off", one for all ("80ms"), or pairs ("A/B=30ms,…")`)
+	f.BoolVar(&o.redis, "redis", false, "a lease cache for each region, on a redis-server of its own (found in PATH)")
 	f.BoolVar(&o.waitReady, "wait-ready", false, "print how long it took until every partition had an owner")
 }
 
@@ -79,7 +81,7 @@ func (o *devOptions) options(a *app) (devcluster.Options, error) {
 		return devcluster.Options{}, fmt.Errorf("--rtt: %w", err)
 	}
 	return devcluster.Options{
-		Dir: o.dir, Regions: o.regions, Servers: o.servers, Witnesses: o.witnesses, D: o.d, RTT: matrix,
+		Dir: o.dir, Regions: o.regions, Servers: o.servers, Witnesses: o.witnesses, D: o.d, RTT: matrix, Redis: o.redis,
 		Logger: log, Ready: initAndWait,
 	}, nil
 }

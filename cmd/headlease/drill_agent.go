@@ -76,7 +76,11 @@ func runDrillAgent(ctx context.Context, a *app, name, listen, commands string) (
 		return fmt.Errorf("--commands %s: %w", commands, err)
 	}
 	for of := range host {
-		if _, ok := f.Process(of); !ok {
+		_, ok := f.Process(of)
+		for _, r := range f.Regions {
+			ok = ok || len(r.Cache.Addresses) > 0 && of == devcluster.RedisName(r.Name)
+		}
+		if !ok {
 			return fmt.Errorf("--commands %s: processes.%s: the cluster file has no such process", commands, of)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"time"
 
@@ -104,6 +105,7 @@ machine itself stalled.`,
 }
 
 func runDrill(ctx context.Context, a *app, s plan.Scenario, o drillRun) error {
+	logRedis(slog.New(slog.DiscardHandler)) // a Redis that a drill takes down is no news
 	o.Ready = initAndWait
 	o.Connect = func(f clusterfile.File, certs, client string) (*drill.Connections, error) {
 		return a.connect(f, certs, client)

@@ -191,5 +191,8 @@ func (j *judgement) checked() []string {
 		fmt.Sprintf("I5: %d entries of the resource's journal, %d of them refused", len(j.r.Journal), refused),
 		fmt.Sprintf("I6: %d operations on %d locks, by porcupine", ops, histLocks),
 	}
+	if answered, cached := j.lookups(); len(answered) > 0 {
+		out = append(out, fmt.Sprintf("look-ups: %d, of which %d came out of a lease cache", len(answered), cached))
+	}
 	return append(out, partly...)
 }

@@ -94,12 +94,9 @@ func (j *judgement) result(e plan.Expectation) Result {
 		out.most(n, e.Most, texts)
 	case plan.Grants, plan.Writes:
 		kind := map[plan.Fact]Kind{plan.Grants: Acquired, plan.Writes: Wrote}[e.Fact]
-		n := j.count(kind)
-		out.Value, out.Measured, out.State = float64(n), fmt.Sprint(n), Held
-		if n < e.Least {
-			// Too little work shows nothing, neither good nor bad.
-			out.State, out.Why = Inconclusive, fmt.Sprintf("the workload was too small: %d %s", n, e.Fact)
-		}
+		out.least(j.count(kind), e)
+	case plan.LookupsWrong, plan.Lookups, plan.LookupAge, plan.Lookup, plan.Cached:
+		j.lookup(&out, e)
 	case plan.Promoted:
 		j.promoted(&out, e, part)
 	case plan.Settled:
@@ -142,6 +139,14 @@ func (r *Result) most(n, most int, texts []string) {
 			texts = append(texts[:3], fmt.Sprintf("and %d more", len(texts)-3))
 		}
 		r.Measured += ": " + strings.Join(texts, "; ")
+	}
+}
+
+func (r *Result) least(n int, e plan.Expectation) {
+	r.Value, r.Measured, r.State = float64(n), fmt.Sprint(n), Held
+	if n < e.Least {
+		// Too little work shows nothing, neither good nor bad.
+		r.State, r.Why = Inconclusive, fmt.Sprintf("the workload was too small: %d %s", n, e.Fact)
 	}
 }
 

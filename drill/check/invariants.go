@@ -70,9 +70,6 @@ func beliefs(actors []Actor) []Claim {
 	return out
 }
 
-// slowAnswer is longer than a process takes that did not stand still.
-const slowAnswer = 500 * time.Millisecond
-
 // nested checks I3: a worker believes no longer than its session, and than the
 // head lease of the region, as far as that tells.
 func nested(r *Record) []Violation {
@@ -83,21 +80,30 @@ func nested(r *Record) []Violation {
 	type word struct {
 		asked, end instant.Instant
 	}
+	// reign is of one leader, between two restarts of its campaign.
+	type reign struct {
+		key
+		term, restarts uint64
+	}
 	said := map[key][]word{}
-	held := map[key]uint64{} // the term of the last word that holds
+	held := map[reign]instant.Instant{} // its first word that it holds was there
 	sorted := slices.Clone(r.Answers)
 	slices.SortStableFunc(sorted, func(a, b Answer) int { return cmp.Compare(a.Asked, b.Asked) })
 	for _, a := range sorted {
 		for _, s := range a.Says {
+			by := reign{key{s.Partition, s.Epoch}, a.Term, a.Restarts}
+			if first, ok := held[by]; s.Left > 0 && (!ok || a.Answered < first) {
+				held[by] = a.Answered
+			}
+		}
+	}
+	for _, a := range sorted {
+		for _, s := range a.Says {
 			k := key{s.Partition, s.Epoch}
-			switch {
-			case s.Left > 0:
-				held[k] = a.Term
-			case held[k] != a.Term:
-				continue // a new leader, before its first round
-			case a.Answered.Sub(a.Asked) > slowAnswer:
-				// A leader that stood still gives up what it holds, at once; what it has sent
-				// stays good to its end, also of a renewal that nobody was told of here.
+			if first, ok := held[reign{k, a.Term, a.Restarts}]; s.Left <= 0 && (!ok || first > a.Asked) {
+				// A new leader holds nothing before its first round, and one whose clock
+				// had a gap gives up what it holds, at once; what was sent stays good to
+				// its end, also of a renewal that nobody was told of here.
 				continue
 			}
 			// The latest end that the answer allows; of one who does not hold, it

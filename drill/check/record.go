@@ -31,6 +31,8 @@ type Record struct {
 	// was not, and Unsettled says why.
 	SettledAt instant.Instant
 	Unsettled string
+	// Lookups of locks that workers take, in the order in which they were answered.
+	Lookups []Lookup
 	// Late is what became of the frozen worker's write.
 	Late Late
 }
@@ -68,6 +70,9 @@ type Answer struct {
 	// Term of the leader that answered. A new leader holds nothing before a
 	// round of its own, whatever the one before still may.
 	Term uint64
+	// Restarts of that leader's campaign: with each it gave up what it held,
+	// while what it had sent stays good.
+	Restarts uint64
 }
 
 // Kind of what a worker did.

@@ -34,6 +34,15 @@ const (
 	// Grants and Writes are how many there were; too few show nothing.
 	Grants Fact = "grants"
 	Writes Fact = "writes"
+	// LookupsWrong are answers to look-ups that had ceased to be true for longer
+	// than they said they were old; LookupAge is the oldest answer; Lookups how
+	// many there were; Lookup is their latency; Cached is how long after the last
+	// fault of a lease cache every region's look-ups came out of it again.
+	LookupsWrong Fact = "look-ups wrong"
+	LookupAge    Fact = "look-up age"
+	Lookups      Fact = "look-ups"
+	Lookup       Fact = "look-up"
+	Cached       Fact = "cached again"
 	// Settled is how long after the last fault every partition had an owner
 	// whose ballot all voters have.
 	Settled Fact = "settled"
@@ -56,17 +65,21 @@ type Expectation struct {
 }
 
 // Timed reports whether a slow machine alone can break it.
-func (e Expectation) Timed() bool { return e.Fact != StaleWrite && e.Fact != WritesRefused }
+func (e Expectation) Timed() bool {
+	return e.Fact != StaleWrite && e.Fact != WritesRefused && e.Fact != LookupsWrong
+}
 
 const expectHelp = `write for example "no promotion", "at most 1 promotion", "no lapse", "no lease lost", "no write refused", ` +
 	`"promoted within D + 1s", "settled within 30s", "p99 acquire < 50ms", "max write < 1s", "unavailable <= 2s", ` +
-	`"stale write refused", "at least 20 writes" or "at least 5 grants"`
+	`"stale write refused", "no look-up wrong", "cached again within 5s", "look-up age <= 10s", "max look-up < 1s", ` +
+	`"at least 20 writes", "at least 5 grants" or "at least 20 look-ups"`
 
 var (
-	countPattern   = regexp.MustCompile(`^(no|at most (\d+)) (promotion|lapse|lease lost|leases lost|write refused|writes refused)s?( of (.+))?$`)
-	leastPattern   = regexp.MustCompile(`^at least (\d+) (grant|write)s?$`)
-	withinPattern  = regexp.MustCompile(`^(promoted|settled) within (.+?)( of (.+))?$`)
-	latencyPattern = regexp.MustCompile(`^(max|p\d{2}(?:\.\d)?) (acquire|write) (?:<|<=|≤) (.+)$`)
+	countPattern   = regexp.MustCompile(`^(no|at most (\d+)) (promotion|lapse|lease lost|leases lost|write refused|writes refused|look-up wrong|look-ups wrong)s?( of (.+))?$`)
+	leastPattern   = regexp.MustCompile(`^at least (\d+) (grant|write|look-up)s?$`)
+	withinPattern  = regexp.MustCompile(`^(promoted|settled|cached again) within (.+?)( of (.+))?$`)
+	latencyPattern = regexp.MustCompile(`^(max|p\d{2}(?:\.\d)?) (acquire|write|look-up) (?:<|<=|≤) (.+)$`)
+	agePattern     = regexp.MustCompile(`^look-up age (?:<|<=|≤) (.+)$`)
 	awayPattern    = regexp.MustCompile(`^unavailable (?:<|<=|≤) (.+?)( of (.+))?$`)
 )
 
@@ -87,7 +100,7 @@ func expectation(s string) (e Expectation, err error) {
 	if m := countPattern.FindStringSubmatch(s); m != nil {
 		e.Fact = map[string]Fact{
 			"promotion": Promotions, "lapse": Lapses, "lease lost": LeasesLost, "leases lost": LeasesLost,
-			"write refused": WritesRefused, "writes refused": WritesRefused,
+			"write refused": WritesRefused, "writes refused": WritesRefused, "look-up wrong": LookupsWrong, "look-ups wrong": LookupsWrong,
 		}[m[3]]
 		if m[2] != "" {
 			if e.Most, err = count(m[2]); err != nil {
@@ -97,7 +110,7 @@ func expectation(s string) (e Expectation, err error) {
 		return e, e.of(m[5])
 	}
 	if m := leastPattern.FindStringSubmatch(s); m != nil {
-		e.Fact = map[string]Fact{"grant": Grants, "write": Writes}[m[2]]
+		e.Fact = map[string]Fact{"grant": Grants, "write": Writes, "look-up": Lookups}[m[2]]
 		e.Least, err = count(m[1])
 		return e, err
 	}
@@ -118,6 +131,11 @@ func expectation(s string) (e Expectation, err error) {
 			e.Quantile = n / 100
 		}
 		e.Bound, err = ParseSpan(m[3])
+		return e, err
+	}
+	if m := agePattern.FindStringSubmatch(s); m != nil {
+		e.Fact = LookupAge
+		e.Bound, err = ParseSpan(m[1])
 		return e, err
 	}
 	if m := awayPattern.FindStringSubmatch(s); m != nil {

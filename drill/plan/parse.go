@@ -283,6 +283,7 @@ func (r *reader) scenario(n *yaml.Node) Scenario {
 				"servers":   whole(r, &s.Cluster.Servers, 1, 5),
 				"witnesses": whole(r, &s.Cluster.Witnesses, 1, 7),
 				"rtt":       text(r, &s.Cluster.RTT, 500),
+				"redis":     flag(r, &s.Cluster.Redis),
 			})
 		},
 		"workload": func(n *yaml.Node, f string) {

@@ -57,6 +57,12 @@ func TestErrorsNameLineAndField(t *testing.T) {
 		`line 5: steps[0].target: "1 witness"; a rolling restart is of`: with(step, "  - {at: 1s, do: rolling-restart, target: 1 witness}"),
 		`line 5: steps[0].share: "120%"; use a share`:                   with(step, "  - {at: 1s, do: loss, share: 120%, for: 1s, between: [all sites, all sites]}"),
 		`line 5: steps[0].for: must be longer than nothing`:             with("3D + 1s", "0s"),
+		`line 5: steps[0].for: is missing; say after how long`:          with(step, "  - {at: 1s, do: clock-step, target: 1 witness, step: 1h}"),
+		`line 5: steps[0].step: -1h0m0s; a lease clock never goes`:      with(step, "  - {at: 1s, do: clock-step, target: 1 witness, step: -1h, clock: lease}"),
+		`line 5: steps[0].for: means nothing to a lease clock`:          with(step, "  - {at: 1s, do: clock-step, target: 1 witness, step: 1h, clock: lease, for: 1s}"),
+		`line 5: steps[0].clock: "sundial"; use wall or lease`:          with(step, "  - {at: 1s, do: clock-step, target: 1 witness, step: 1h, clock: sundial}"),
+		`line 5: steps[0].target: "1 witness"; a lease cache is of`:     with(step, "  - {at: 1s, do: redis-down, target: 1 witness, for: 1s}"),
+		`line 5: steps[0].how: "gently"; use kill or pause`:             with(step, "  - {at: 1s, do: redis-down, how: gently, for: 1s}"),
 		`not YAML: has more than one document`:                          good + "---\nname: y\n",
 	} {
 		_, err := Parse([]byte(text))
@@ -143,6 +149,11 @@ func TestExpectations(t *testing.T) {
 		"stale write refused":              {Fact: StaleWrite},
 		"at least 20 writes":               {Fact: Writes, Least: 20},
 		"at least 1 grant":                 {Fact: Grants, Least: 1},
+		"no look-up wrong":                 {Fact: LookupsWrong},
+		"cached again within 5s":           {Fact: Cached, Bound: Span{Fixed: 5 * time.Second}},
+		"look-up age <= 10s":               {Fact: LookupAge, Bound: Span{Fixed: 10 * time.Second}},
+		"p99 look-up < 1s":                 {Fact: Lookup, Quantile: 0.99, Bound: Span{Fixed: time.Second}},
+		"at least 20 look-ups":             {Fact: Lookups, Least: 20},
 	} {
 		got, err := ParseExpectation(text)
 		want.Text = text

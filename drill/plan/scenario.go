@@ -54,6 +54,8 @@ type Shape struct {
 	Regions, Servers, Witnesses int
 	// RTT as `headlease dev --rtt` reads it.
 	RTT string
+	// Redis: each region has a lease cache.
+	Redis bool
 }
 
 // Workload beside the steps.
@@ -95,6 +97,10 @@ type Step struct {
 	Share       float64
 	Up, Down    time.Duration
 	Step        time.Duration
+	// Clock that steps: WallClock or LeaseClock.
+	Clock string
+	// How a Redis is down: KillIt or PauseIt.
+	How string
 	// Store that a disk fault concerns; empty: all.
 	Store string
 	// Clients of a herd.
@@ -117,6 +123,19 @@ func (s Step) Processes() bool {
 func (s Step) Links() bool {
 	return slices.Contains([]Kind{Cut, OneWay, Isolate, Delay, Loss, Flap}, s.Do)
 }
+
+// The clocks of a process.
+const (
+	// WallClock is what a time server sets, LeaseClock what leases are counted on.
+	WallClock  = "wall"
+	LeaseClock = "lease"
+)
+
+// How a process is taken down.
+const (
+	KillIt  = "kill"
+	PauseIt = "pause"
+)
 
 // What an await may wait for.
 const (

@@ -26,8 +26,8 @@ var uses = map[Kind]use{
 	Restart:        {[]string{"target"}, nil},
 	DiskHang:       {[]string{"target", "for"}, []string{"store"}},
 	DiskFull:       {[]string{"target", "for"}, []string{"store"}},
-	ClockStep:      {[]string{"target", "step"}, nil},
-	RedisDown:      {[]string{"for"}, nil},
+	ClockStep:      {[]string{"target", "step"}, []string{"for", "clock"}},
+	RedisDown:      {[]string{"for"}, []string{"target", "how"}},
 	Transfer:       {[]string{"partition", "to"}, nil},
 	RollingRestart: {[]string{"target"}, []string{"pause"}},
 	MassRedeploy:   {nil, nil},
@@ -51,7 +51,7 @@ func Kinds() []string {
 var planeNames = []string{"api", "votes", "raft", "gossip"}
 
 func (r *reader) step(n *yaml.Node, field string) Step {
-	s := Step{Line: n.Line, Pause: time.Second}
+	s := Step{Line: n.Line, Pause: time.Second, Clock: WallClock, How: KillIt}
 	given := map[string]bool{}
 	var do string
 	note := func(name string, read func(*yaml.Node, string)) func(*yaml.Node, string) {
@@ -80,6 +80,8 @@ func (r *reader) step(n *yaml.Node, field string) Step {
 		"up":        length(r, &s.Up, 100*time.Millisecond, time.Hour),
 		"down":      length(r, &s.Down, 100*time.Millisecond, time.Hour),
 		"step":      length(r, &s.Step, -time.Hour, time.Hour),
+		"clock":     text(r, &s.Clock, 40),
+		"how":       text(r, &s.How, 40),
 		"store":     text(r, &s.Store, 40),
 		"clients":   whole(r, &s.Clients, 1, maxHerd),
 		"pause":     length(r, &s.Pause, 0, time.Hour),
@@ -158,8 +160,13 @@ func (r *reader) checkKind(n *yaml.Node, field string, s Step, given map[string]
 			r.wrong(n, join(field, "to"), "%q; a partition goes to a region", s.To)
 		}
 	case ClockStep:
-		if s.Step == 0 {
-			r.wrong(n, join(field, "step"), "must not be 0")
+		r.checkClockStep(n, field, s, given)
+	case RedisDown:
+		if given["target"] && s.Target.Who != TheRegion && s.Target.Who != AllRegions {
+			r.wrong(n, join(field, "target"), "%q; a lease cache is of a region", s.Target)
+		}
+		if s.How != KillIt && s.How != PauseIt {
+			r.wrong(n, join(field, "how"), "%q; use %s or %s", s.How, KillIt, PauseIt)
 		}
 	case Await:
 		switch s.Until {
@@ -172,6 +179,27 @@ func (r *reader) checkKind(n *yaml.Node, field string, s Step, given map[string]
 			r.wrong(n, join(field, "until"), "%q; use %s or %s", s.Until, UntilPromotion, UntilSettled)
 		}
 	default:
+	}
+}
+
+func (r *reader) checkClockStep(n *yaml.Node, field string, s Step, given map[string]bool) {
+	if s.Step == 0 {
+		r.wrong(n, join(field, "step"), "must not be 0")
+	}
+	switch s.Clock {
+	case WallClock:
+		if !given["for"] {
+			r.wrong(n, join(field, "for"), "is missing; say after how long the wall clock is set right again")
+		}
+	case LeaseClock:
+		if given["for"] {
+			r.wrong(n, join(field, "for"), "means nothing to a lease clock: what it has gained stays")
+		}
+		if s.Step < 0 {
+			r.wrong(n, join(field, "step"), "%v; a lease clock never goes back", s.Step)
+		}
+	default:
+		r.wrong(n, join(field, "clock"), "%q; use %s or %s", s.Clock, WallClock, LeaseClock)
 	}
 }
 
@@ -193,6 +221,12 @@ func (s Step) Title() string {
 		if !s.Partition.IsZero() {
 			out += " of " + s.Partition.String()
 		}
+	}
+	if s.Do == ClockStep {
+		out += fmt.Sprintf(" of the %s clock by %v", s.Clock, s.Step)
+	}
+	if s.Do == Loss {
+		out += fmt.Sprintf(" of %.4g %%", 100*s.Share)
 	}
 	if len(s.Planes) > 0 {
 		out += " on " + strings.Join(s.Planes, ", ")

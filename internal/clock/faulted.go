@@ -56,3 +56,8 @@ func (f *Faulted) Now() instant.Instant {
 	f.last = instant.Max(f.last, now.Add(time.Duration(f.at)))
 	return f.last
 }
+
+// WallWithFaults puts a table before the machine's wall clock, for Watch.
+func WallWithFaults(table *fault.Table) func() time.Time {
+	return func() time.Time { return time.Now().Add(table.WallStep()) }
+}

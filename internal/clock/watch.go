@@ -7,11 +7,13 @@ import (
 	"time"
 )
 
+// MaxGap between two readings that should be 100 ms apart: more, and the process
+// was frozen or suspended, and what it held in memory about time counts as lost
+// [F19].
+const MaxGap = time.Second
+
 const (
 	tick = 100 * time.Millisecond
-	// maxGap between two ticks: more, and the process was frozen or suspended,
-	// and what it held in memory about time counts as lost [F19].
-	maxGap = time.Second
 	// maxAhead is how far REALTIME may get ahead of the lease clock from one
 	// tick to the next: more, and the lease clock stood while the world went on
 	// (a paused virtual machine whose host sets the wall clock) [F19].
@@ -76,7 +78,7 @@ func Watch(ctx context.Context, c WatchConfig) error {
 		ahead := time.Duration(nextWall-wall) - gap
 		last, wall = next, nextWall
 		switch {
-		case gap > maxGap:
+		case gap > MaxGap:
 			c.Restarted(fmt.Sprintf("no tick for %v", gap))
 		case ahead > maxAhead:
 			c.Restarted(fmt.Sprintf("wall clock advanced %v more than the lease clock", ahead))

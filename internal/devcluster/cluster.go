@@ -31,6 +31,7 @@ const (
 type Cluster struct {
 	opts    Options
 	file    clusterfile.File
+	redis   string // the redis-server's path; empty: no lease caches
 	lock    *os.File
 	group   *Group
 	records sync.WaitGroup
@@ -120,6 +121,14 @@ func (c *Cluster) prepare() error {
 		return err
 	}
 	c.state = newState(dir, c.file, c.opts.RTT, c.opts.Clients)
+	for _, p := range caches(c.file) {
+		if c.redis, err = findRedis(); err != nil {
+			return err
+		}
+		if err := mkdir(filepath.Join(dir, dataName, p.Name)); err != nil {
+			return err
+		}
+	}
 	return c.state.write()
 }
 
@@ -219,7 +228,7 @@ func (c *Cluster) startAll(fail context.CancelCauseFunc) error {
 		return ErrStopped
 	}
 	var errs []error
-	for _, p := range c.file.Processes() {
+	for _, p := range c.state.Processes {
 		if c.runs[p.Name].ended() {
 			errs = append(errs, c.checkPorts(p))
 		}
@@ -247,14 +256,14 @@ func (c *Cluster) StartProcess(name string) error {
 	if c.stopped {
 		return ErrStopped
 	}
-	p, known := c.file.Process(name)
-	if !known {
+	i := c.index(name)
+	if i < 0 {
 		return c.unknown(name)
 	}
 	if r := c.runs[name]; !r.ended() {
 		return fmt.Errorf("process %s is running already, with pid %d", name, r.PID())
 	}
-	if err := c.checkPorts(p); err != nil {
+	if err := c.checkPorts(c.state.Processes[i]); err != nil {
 		return err
 	}
 	if err := c.launch(name); err != nil {
@@ -267,9 +276,22 @@ func (c *Cluster) StartProcess(name string) error {
 func (c *Cluster) launch(name string) error {
 	i := c.index(name)
 	p := &c.state.Processes[i]
-	command := append([]string{c.opts.Binary}, c.opts.Args(*p)...)
-	if at, _ := c.file.Process(name); c.opts.Places != nil {
-		command = append(c.opts.Places.Enter(site(at)), command...)
+	at := p.Region
+	command := []string{c.opts.Binary}
+	if p.Role == RoleRedis {
+		args, err := redisArgs(*p)
+		if err != nil {
+			return err
+		}
+		command = append([]string{c.redis}, args...)
+	} else {
+		command = append(command, c.opts.Args(*p)...)
+	}
+	if p.Role == string(clusterfile.RoleWitness) {
+		at = p.Name
+	}
+	if c.opts.Places != nil {
+		command = append(c.opts.Places.Enter(at), command...)
 	}
 	child, err := c.group.Start(Spec{
 		Name: name, Binary: command[0], Args: command[1:], Dir: c.opts.Dir, Env: c.opts.Env, Log: p.Log,
@@ -394,7 +416,7 @@ func (c *Cluster) index(name string) int {
 
 func (c *Cluster) unknown(name string) error {
 	var names []string
-	for _, p := range c.file.Processes() {
+	for _, p := range c.state.Processes {
 		names = append(names, p.Name)
 	}
 	return fmt.Errorf("process %q: not one of the cluster's; known are %v", name, names)

@@ -7,7 +7,8 @@
 //	cluster.yaml       the cluster, with the ports chosen when it was made
 //	certs/             the authority and a certificate for each process
 //	faults/NAME.json   the process's start-up fault table: the WAN delays
-//	data/NAME          the process's data directory
+//	data/NAME          the process's data directory; also of redis-REGION, if each
+//	                   region has a lease cache on a redis-server of its own
 //	logs/NAME.log      what it wrote, appended over restarts
 //	dev.json           State: pids, addresses and certificates, for scripts
 //	dev.lock           held while a supervisor runs

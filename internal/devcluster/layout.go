@@ -45,6 +45,10 @@ type (
 	regionYAML struct {
 		Name    string       `yaml:"name"`
 		Servers []serverYAML `yaml:"servers"`
+		Cache   *cacheYAML   `yaml:"cache,omitempty"`
+	}
+	cacheYAML struct {
+		Addresses []string `yaml:"addresses,flow"`
 	}
 	serverYAML struct {
 		Name    string `yaml:"name"`
@@ -83,6 +87,9 @@ func newFile(o Options, ports []int) fileYAML {
 				Name: fmt.Sprintf("%s-%d", region, i+1), API: next(region), Votes: next(region), Raft: next(region), Gossip: next(region), Metrics: "off",
 			})
 		}
+		if o.Redis {
+			r.Cache = &cacheYAML{Addresses: []string{next(region)}}
+		}
 		f.Regions = append(f.Regions, r)
 	}
 	for _, name := range witnessNames[:o.Witnesses] {
@@ -100,13 +107,24 @@ func newFile(o Options, ports []int) fileYAML {
 	return f
 }
 
-func portCount(o Options) int { return 4*o.Regions*o.Servers + 2*o.Witnesses }
+func portCount(o Options) int {
+	n := 4*o.Regions*o.Servers + 2*o.Witnesses
+	if o.Redis {
+		n += o.Regions
+	}
+	return n
+}
 
 // check refuses what loadOrMake will refuse, before anything is touched.
 func check(o Options) error {
 	f, err := load(filepath.Join(o.Dir, clusterName))
 	if err == nil {
 		return checkShape(o, f)
+	}
+	if o.Redis {
+		if _, err := findRedis(); err != nil {
+			return err
+		}
 	}
 	if errors.Is(err, syscall.ENOTDIR) {
 		return fmt.Errorf("dir %s: is not a directory; name an empty or a new directory", o.Dir)
@@ -213,6 +231,9 @@ func checkShape(o Options, f clusterfile.File) error {
 	number("witnesses", len(f.Witnesses), o.Witnesses, o.Witnesses != 0 || o.NoWitnesses)
 	if o.D != 0 && o.D != f.D {
 		differs("d", f.D, o.D)
+	}
+	if o.Redis && len(caches(f)) != len(f.Regions) {
+		differs("redis", false, true)
 	}
 	if o.Timing != "" && o.Timing != f.Timing {
 		differs("timing", f.Timing, o.Timing)

@@ -174,10 +174,10 @@ func TestOtherShapeIsRefusedAndNothingChanges(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := hashDir(t, dir)
-	_, err := New(Options{Dir: dir, Cluster: "other", Regions: 3, Servers: 3, Witnesses: 1, D: 9 * time.Second, Timing: clusterfile.TimingLAN, Logger: quiet})
+	_, err := New(Options{Dir: dir, Cluster: "other", Regions: 3, Servers: 3, Witnesses: 1, D: 9 * time.Second, Timing: clusterfile.TimingLAN, Redis: true, Logger: quiet})
 	for _, want := range []string{
 		"holds a cluster with regions 2, not 3; leave regions out, or name another directory",
-		"servers 1, not 3", "witnesses 3, not 1", "d 4s, not 9s", "name dev, not other", "timing calm, not lan",
+		"servers 1, not 3", "witnesses 3, not 1", "d 4s, not 9s", "name dev, not other", "timing calm, not lan", "redis false, not true",
 	} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: does not say %q", err, want)

@@ -26,7 +26,7 @@ const (
 )
 
 // Options of a development cluster. The shape (Cluster, Regions, Servers,
-// Witnesses, D, Timing) is fixed when the directory is made: a zero field means
+// Witnesses, D, Redis, Timing) is fixed when the directory is made: a zero field means
 // the default then, and what the directory has ever after.
 type Options struct {
 	// Dir is made if its parent exists.
@@ -44,6 +44,9 @@ type Options struct {
 	AllowEvenWitnesses bool
 	// D is the length of a head lease.
 	D time.Duration
+	// Redis: each region has a lease cache on a redis-server of its own, found in
+	// PATH. A directory's cluster that has caches keeps them without being asked.
+	Redis bool
 	// Timing of the regional Raft groups; default calm.
 	Timing clusterfile.Timing
 	// RTT between the sites. It is not part of the shape: each start may have

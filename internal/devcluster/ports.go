@@ -8,8 +8,6 @@ import (
 	"net"
 	"strconv"
 	"syscall"
-
-	"github.com/headlease/headlease/internal/clusterfile"
 )
 
 const loopback = "127.0.0.1"
@@ -66,12 +64,12 @@ func closeAll(cs ...io.Closer) error {
 }
 
 // checkPorts reports every address of a process that something else uses.
-func (c *Cluster) checkPorts(p clusterfile.Process) error {
+func (c *Cluster) checkPorts(p Process) error {
 	if c.opts.Places != nil {
 		return nil // nobody else is there
 	}
 	var errs []error
-	for _, a := range []struct{ plane, address string }{{"api", p.API}, {"votes", p.Votes}, {"raft", p.Raft}, {"gossip", p.Gossip}} {
+	for _, a := range []struct{ plane, address string }{{"api", p.API}, {"votes", p.Votes}, {"raft", p.Raft}, {"gossip", p.Gossip}, {"redis", p.Redis}} {
 		if a.address == "" {
 			continue
 		}

@@ -60,7 +60,8 @@ type RTTEstimate struct {
 // Process is one child.
 type Process struct {
 	Name string `json:"name"`
-	// Role is "region" or "witness", as in the cluster file.
+	// Role is "region" or "witness", as in the cluster file, or "redis": the lease
+	// cache of a region, which has neither certificates nor faults.
 	Role string `json:"role"`
 	// Region is empty for a witness.
 	Region  string `json:"region,omitempty"`
@@ -78,11 +79,12 @@ type Process struct {
 	Raft    string `json:"raft,omitempty"`
 	Gossip  string `json:"gossip,omitempty"`
 	Metrics string `json:"metrics,omitempty"`
+	Redis   string `json:"redis,omitempty"`
 
 	KeyPair
-	Config  string `json:"config"`
-	Certs   string `json:"certs"`
-	Faults  string `json:"faults"`
+	Config  string `json:"config,omitempty"`
+	Certs   string `json:"certs,omitempty"`
+	Faults  string `json:"faults,omitempty"`
 	DataDir string `json:"data_dir"`
 	Log     string `json:"log"`
 }
@@ -142,6 +144,10 @@ func newState(dir string, f clusterfile.File, m Matrix, clients []string) State 
 			DataDir: filepath.Join(dir, dataName, p.Name),
 			Log:     filepath.Join(dir, logsName, p.Name+".log"),
 		})
+	}
+	for _, p := range caches(f) {
+		p.DataDir, p.Log = filepath.Join(dir, dataName, p.Name), filepath.Join(dir, logsName, p.Name+".log")
+		s.Processes = append(s.Processes, p)
 	}
 	for i, a := range sites {
 		for _, b := range sites[i+1:] {

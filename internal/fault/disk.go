@@ -84,3 +84,16 @@ func (t *Table) Clock() (steps map[uint64]time.Duration, rate float64) {
 	}
 	return steps, rate
 }
+
+// WallStep is how far ahead the wall clock is set, the sum of the rules in force.
+func (t *Table) WallStep() (step time.Duration) {
+	if t == nil {
+		return 0
+	}
+	for _, e := range t.current.Load().entries {
+		if e.clock != nil {
+			step += e.clock.WallStep
+		}
+	}
+	return step
+}

@@ -145,7 +145,7 @@ func TestValidationNamesFieldAndRemedyAllAtOnce(t *testing.T) {
 			{ID: "g", Peer: "x", Link: Link{Jitter: time.Hour}, Expires: 48 * time.Hour},
 		},
 		Disks:  []DiskRule{{ID: "h", Expires: 1}, {ID: "i", Error: true, Full: true, Expires: 1}},
-		Clocks: []ClockRule{{ID: "j", Expires: 1}, {ID: "k", Rate: -2, Step: 48 * time.Hour, Expires: 1}},
+		Clocks: []ClockRule{{ID: "j", Expires: 1}, {ID: "k", Rate: -2, Step: 48 * time.Hour, WallStep: -48 * time.Hour, Expires: 1}},
 	})
 	if err == nil {
 		t.Fatal("taken")
@@ -164,8 +164,9 @@ func TestValidationNamesFieldAndRemedyAllAtOnce(t *testing.T) {
 		`expires_ms: 48h0m0s is outside 1 ms to 24h0m0s`,
 		`fault "h": has no effect; set stall, delay_ms, error or full`,
 		`fault "i": error and full: an operation fails in one way; set one of them`,
-		`fault "j": has no effect; set step_ms or rate`,
+		`fault "j": has no effect; set step_ms, rate or wall_step_ms`,
 		`fault "k": step_ms: 48h0m0s is outside -24h0m0s to 24h0m0s`,
+		`wall_step_ms: -48h0m0s is outside -24h0m0s to 24h0m0s`,
 		`rate: -2 is outside -1 (stopped) to 10`,
 	} {
 		if !strings.Contains(err.Error(), want) {
@@ -179,7 +180,7 @@ func TestValidationNamesFieldAndRemedyAllAtOnce(t *testing.T) {
 
 func TestANilTableHasNoFaults(t *testing.T) {
 	var tbl *Table
-	if !tbl.Link(PlaneAPI, "x", "y").Clean() || tbl.Before("log/append") != nil || tbl.Version() != 0 || tbl.Changed() != nil {
+	if !tbl.Link(PlaneAPI, "x", "y").Clean() || tbl.Before("log/append") != nil || tbl.Version() != 0 || tbl.Changed() != nil || tbl.WallStep() != 0 {
 		t.Error("a nil table has faults")
 	}
 	if err := tbl.Set(Rules{}); !errors.Is(err, ErrOff) {
@@ -288,7 +289,7 @@ func TestServiceSetsListsAndClears(t *testing.T) {
 	_, err := client.SetFaults(ctx, &pb.SetFaultsRequest{
 		Faults:      []*pb.Fault{{Id: "cut", Peer: "region/us", Plane: pb.Plane_PLANE_VOTES, Drop: true, DelayMs: 1, JitterMs: 2, Loss: 0.5, ExpiresMs: 60_000}},
 		DiskFaults:  []*pb.DiskFault{{Id: "disk", Store: "log", Stall: true, DelayMs: 3, Full: true, ExpiresMs: 60_000}},
-		ClockFaults: []*pb.ClockFault{{Id: "clock", StepMs: -4, Rate: 0.5, ExpiresMs: 60_000}},
+		ClockFaults: []*pb.ClockFault{{Id: "clock", StepMs: -4, Rate: 0.5, WallStepMs: 3_600_000, ExpiresMs: 60_000}},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -312,7 +313,7 @@ func TestServiceSetsListsAndClears(t *testing.T) {
 	if f := list.GetDiskFaults()[0]; f.GetStore() != "log" || !f.GetStall() || f.GetDelayMs() != 3 || !f.GetFull() || f.GetError() {
 		t.Error(f)
 	}
-	if f := list.GetClockFaults()[0]; f.GetStepMs() != -4 || f.GetRate() != 0.5 {
+	if f := list.GetClockFaults()[0]; f.GetStepMs() != -4 || f.GetRate() != 0.5 || f.GetWallStepMs() != 3_600_000 || tbl.WallStep() != time.Hour {
 		t.Error(f)
 	}
 	if _, err := client.ClearFaults(ctx, &pb.ClearFaultsRequest{}); err != nil {

@@ -99,7 +99,9 @@ func FromProto(req *pb.SetFaultsRequest) Rules {
 		})
 	}
 	for _, f := range req.GetClockFaults() {
-		out.Clocks = append(out.Clocks, ClockRule{ID: f.GetId(), Step: ms(f.GetStepMs()), Rate: f.GetRate(), Expires: ms(f.GetExpiresMs())})
+		out.Clocks = append(out.Clocks, ClockRule{
+			ID: f.GetId(), Step: ms(f.GetStepMs()), Rate: f.GetRate(), WallStep: ms(f.GetWallStepMs()), Expires: ms(f.GetExpiresMs()),
+		})
 	}
 	return out
 }
@@ -126,7 +128,9 @@ func ToProto(r Rules) *pb.ListFaultsResponse {
 		})
 	}
 	for _, c := range r.Clocks {
-		out.ClockFaults = append(out.ClockFaults, &pb.ClockFault{Id: c.ID, StepMs: c.Step.Milliseconds(), Rate: c.Rate, ExpiresMs: left(c.Expires)})
+		out.ClockFaults = append(out.ClockFaults, &pb.ClockFault{
+			Id: c.ID, StepMs: c.Step.Milliseconds(), Rate: c.Rate, WallStepMs: c.WallStep.Milliseconds(), ExpiresMs: left(c.Expires),
+		})
 	}
 	return out
 }

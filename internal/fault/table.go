@@ -90,7 +90,7 @@ type DiskRule struct {
 	Expires time.Duration
 }
 
-// ClockRule is a fault of the lease clock. What a clock has gained or lost
+// ClockRule is a fault of the clocks. What the lease clock has gained or lost
 // stays when the rule ends: correcting it would be a second fault.
 type ClockRule struct {
 	ID string
@@ -98,8 +98,10 @@ type ClockRule struct {
 	// negative step stops it for that long.
 	Step time.Duration
 	// Rate makes the clock fast (0.01: by 1 %) or slow (-0.01).
-	Rate    float64
-	Expires time.Duration
+	Rate float64
+	// WallStep sets the wall clock so far ahead, or back, while the rule lasts.
+	WallStep time.Duration
+	Expires  time.Duration
 }
 
 // Rules is a set of faults of all kinds.

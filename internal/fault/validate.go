@@ -137,12 +137,12 @@ func (d DiskRule) validate() error {
 }
 
 func (c ClockRule) validate() error {
-	errs := []error{between("step_ms", c.Step, -maxStep, maxStep)}
+	errs := []error{between("step_ms", c.Step, -maxStep, maxStep), between("wall_step_ms", c.WallStep, -maxStep, maxStep)}
 	if !(c.Rate >= -1 && c.Rate <= 10) {
 		errs = append(errs, fmt.Errorf("rate: %v is outside -1 (stopped) to 10", c.Rate))
 	}
-	if c.Step == 0 && c.Rate == 0 {
-		errs = append(errs, errors.New("has no effect; set step_ms or rate"))
+	if c.Step == 0 && c.Rate == 0 && c.WallStep == 0 {
+		errs = append(errs, errors.New("has no effect; set step_ms, rate or wall_step_ms"))
 	}
 	return errors.Join(errs...)
 }

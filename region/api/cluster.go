@@ -21,7 +21,7 @@ import (
 
 // Campaign is what the campaign's shell shows.
 type Campaign interface {
-	Explain() []campaign.Status
+	Explain() (parts []campaign.Status, restarts uint64)
 	Problems() []campaignrun.Problem
 	Releasing(partition string) bool
 }
@@ -112,10 +112,11 @@ func (s *Cluster) Status(context.Context, *pb.StatusRequest) (*pb.StatusResponse
 	for _, p := range s.Campaign.Problems() {
 		problems = append(problems, &pb.VoterProblem{Voter: p.Voter, Problem: p.Text, Uncounted: p.Uncounted})
 	}
+	parts, restarts := s.partitions(view)
 	return &pb.StatusResponse{
-		VoterProblems: problems,
-		Region:        s.Region, Server: s.Server, Leader: leader, Term: term, AppliedIndex: view.AppliedIndex(),
-		Incarnation: uint64(view.Incarnation()), Configuration: view.Configuration(), Partitions: s.partitions(view),
+		VoterProblems: problems, CampaignRestarts: restarts,
+		Region: s.Region, Server: s.Server, Leader: leader, Term: term, AppliedIndex: view.AppliedIndex(),
+		Incarnation: uint64(view.Incarnation()), Configuration: view.Configuration(), Partitions: parts,
 		Peers: s.Detector.Reports(), RoundTrips: s.Detector.RoundTrips(),
 		Sessions: uint64(n.Sessions), Leases: uint64(n.Leases), Waiters: uint64(n.Waiters), Version: s.Version,
 		FeatureLevel: view.Level(),
@@ -125,19 +126,22 @@ func (s *Cluster) Status(context.Context, *pb.StatusRequest) (*pb.StatusResponse
 // ListPartitions is the leader's view of the partitions and dedicated shards.
 func (s *Cluster) ListPartitions(context.Context, *pb.ListPartitionsRequest) (*pb.ListPartitionsResponse, error) {
 	view := s.Replica.View()
+	parts, _ := s.partitions(view)
 	conf := view.Configuration()
 	return &pb.ListPartitionsResponse{
-		Partitions: s.partitions(view), ConfigurationVersion: conf.GetVersion(), Shards: conf.GetShards(), Exceptions: conf.GetExceptions(),
+		Partitions: parts, ConfigurationVersion: conf.GetVersion(), Shards: conf.GetShards(), Exceptions: conf.GetExceptions(),
 	}, nil
 }
 
-func (s *Cluster) partitions(view state.View) []*pb.PartitionStatus {
+// partitions are what the region does about each, and the restarts of its
+// campaign when it said so.
+func (s *Cluster) partitions(view state.View) (out []*pb.PartitionStatus, restarts uint64) {
 	now := s.Clock.Now()
 	doing := map[string]campaign.Status{}
-	for _, st := range s.Campaign.Explain() {
+	said, restarts := s.Campaign.Explain()
+	for _, st := range said {
 		doing[st.Partition] = st
 	}
-	var out []*pb.PartitionStatus
 	for _, spec := range view.Configuration().GetPartitions() {
 		p, _ := view.Partition(spec.GetName())
 		ps := &pb.PartitionStatus{
@@ -157,7 +161,7 @@ func (s *Cluster) partitions(view state.View) []*pb.PartitionStatus {
 		}
 		out = append(out, ps)
 	}
-	return out
+	return out, restarts
 }
 
 func (s *Cluster) stage(partition string, d lessor.Draining) pb.TransferStage {

@@ -110,6 +110,8 @@ type Shell struct {
 	// leader is nil while not leading, not configured yet, or while a command
 	// of the term's earlier proposer is on its way.
 	leader *campaign.Leader
+	// restarts of the term's proposer.
+	restarts uint64
 	// asking is the context of the leader's questions; they end with it.
 	asking   context.Context
 	dismiss  context.CancelFunc
@@ -157,7 +159,7 @@ func (s *Shell) Begin(term uint64, view state.View) {
 	if s.closed {
 		return
 	}
-	s.term, s.commands, s.learning = term, 0, 0
+	s.term, s.commands, s.learning, s.restarts = term, 0, 0, 0
 	s.ctx, s.cancel = context.WithCancel(s.base)
 	s.lives, _ = livesOf(view)
 	s.build(view)
@@ -275,6 +277,7 @@ func (s *Shell) forget() {
 // renew makes the term's proposer anew, once all commands of the present one
 // have come to an end. Its head leases are given up. s.mu is held.
 func (s *Shell) renew() {
+	s.restarts++
 	if s.leader != nil {
 		for _, st := range s.leader.Explain(s.cfg.Clock.Now()) {
 			if st.Held != 0 {
@@ -319,15 +322,15 @@ func (s *Shell) ClockGap() {
 	s.renew()
 }
 
-// Explain says what goes on per partition; nil while this server does not
-// lead.
-func (s *Shell) Explain() []campaign.Status {
+// Explain says what goes on per partition, and how often in this term all that
+// was held was given up to begin anew; nil while this server does not lead.
+func (s *Shell) Explain() (parts []campaign.Status, restarts uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.leader == nil {
-		return nil
+		return nil, s.restarts
 	}
-	return s.leader.Explain(s.cfg.Clock.Now())
+	return s.leader.Explain(s.cfg.Clock.Now()), s.restarts
 }
 
 // Problem is what is wrong with a voter as this region's leader sees it.

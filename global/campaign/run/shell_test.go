@@ -199,7 +199,8 @@ func TestF19AVoteOfBeforeAClockGapCountsForNoRoundAfterIt(t *testing.T) {
 		synctest.Wait()
 		close(release)
 		wait(d / 8)
-		for _, st := range r.shell.Explain() {
+		parts, _ := r.shell.Explain()
+		for _, st := range parts {
 			if st.Text == "" || st.Held != 0 {
 				t.Errorf("%+v", st)
 			}
@@ -238,7 +239,7 @@ func TestF19ACommandOfBeforeAClockGapIsWaitedFor(t *testing.T) {
 		wait(d / 8)
 		r.shell.ClockGap()
 		wait(2 * d)
-		if r.shell.Explain() != nil {
+		if parts, restarts := r.shell.Explain(); parts != nil || restarts != 1 {
 			t.Fatal("a proposer began while a command of its predecessor was on its way")
 		}
 		r.set(func() { r.gate = nil })

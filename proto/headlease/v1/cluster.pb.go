@@ -402,6 +402,10 @@ type StatusResponse struct {
 	Version       string                 `protobuf:"bytes,14,opt,name=version,proto3" json:"version,omitempty"`
 	// Committed feature level of the region.
 	FeatureLevel uint32 `protobuf:"varint,15,opt,name=feature_level,json=featureLevel,proto3" json:"feature_level,omitempty"`
+	// How often in its term the leader gave up the head leases it held and began
+	// anew: its clock had a gap, or another configuration came. What it had sent
+	// to clients before stays good.
+	CampaignRestarts uint64 `protobuf:"varint,16,opt,name=campaign_restarts,json=campaignRestarts,proto3" json:"campaign_restarts,omitempty"`
 	// Voters that do not answer this region's leader, or are not counted by it.
 	VoterProblems []*VoterProblem `protobuf:"bytes,30,rep,name=voter_problems,json=voterProblems,proto3" json:"voter_problems,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -539,6 +543,13 @@ func (x *StatusResponse) GetVersion() string {
 func (x *StatusResponse) GetFeatureLevel() uint32 {
 	if x != nil {
 		return x.FeatureLevel
+	}
+	return 0
+}
+
+func (x *StatusResponse) GetCampaignRestarts() uint64 {
+	if x != nil {
+		return x.CampaignRestarts
 	}
 	return 0
 }
@@ -869,7 +880,7 @@ const file_headlease_v1_cluster_proto_rawDesc = "" +
 	"\x12InitRegionResponse\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\x06R\vincarnation\x12\x18\n" +
 	"\aalready\x18\x02 \x01(\bR\aalready\"\x0f\n" +
-	"\rStatusRequest\"\xf6\x04\n" +
+	"\rStatusRequest\"\xa3\x05\n" +
 	"\x0eStatusResponse\x12\x16\n" +
 	"\x06region\x18\x01 \x01(\tR\x06region\x12\x16\n" +
 	"\x06server\x18\x02 \x01(\tR\x06server\x12\x16\n" +
@@ -889,7 +900,8 @@ const file_headlease_v1_cluster_proto_rawDesc = "" +
 	"\x06leases\x18\f \x01(\x04R\x06leases\x12\x18\n" +
 	"\awaiters\x18\r \x01(\x04R\awaiters\x12\x18\n" +
 	"\aversion\x18\x0e \x01(\tR\aversion\x12#\n" +
-	"\rfeature_level\x18\x0f \x01(\rR\ffeatureLevel\x12A\n" +
+	"\rfeature_level\x18\x0f \x01(\rR\ffeatureLevel\x12+\n" +
+	"\x11campaign_restarts\x18\x10 \x01(\x04R\x10campaignRestarts\x12A\n" +
 	"\x0evoter_problems\x18\x1e \x03(\v2\x1a.headlease.v1.VoterProblemR\rvoterProblems\"\\\n" +
 	"\fVoterProblem\x12\x14\n" +
 	"\x05voter\x18\x01 \x01(\tR\x05voter\x12\x18\n" +

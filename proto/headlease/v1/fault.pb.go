@@ -282,16 +282,19 @@ func (x *DiskFault) GetExpiresMs() int64 {
 	return 0
 }
 
-// ClockFault applies to this process's lease clock. What the clock has gained
-// or lost stays when the fault ends.
+// ClockFault applies to this process's clocks. What the lease clock has gained
+// or lost stays when the fault ends; the wall clock is set right.
 type ClockFault struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	// Moves the clock once; negative: it stands for that long.
 	StepMs int64 `protobuf:"varint,2,opt,name=step_ms,json=stepMs,proto3" json:"step_ms,omitempty"`
 	// 0.01 makes it fast by 1 %, -0.01 slow.
-	Rate          float64 `protobuf:"fixed64,3,opt,name=rate,proto3" json:"rate,omitempty"`
-	ExpiresMs     int64   `protobuf:"varint,4,opt,name=expires_ms,json=expiresMs,proto3" json:"expires_ms,omitempty"`
+	Rate      float64 `protobuf:"fixed64,3,opt,name=rate,proto3" json:"rate,omitempty"`
+	ExpiresMs int64   `protobuf:"varint,4,opt,name=expires_ms,json=expiresMs,proto3" json:"expires_ms,omitempty"`
+	// Sets the wall clock so far ahead, or back, while the fault lasts, as a time
+	// server or an operator may; the lease clock does not follow it.
+	WallStepMs    int64 `protobuf:"varint,5,opt,name=wall_step_ms,json=wallStepMs,proto3" json:"wall_step_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -350,6 +353,13 @@ func (x *ClockFault) GetRate() float64 {
 func (x *ClockFault) GetExpiresMs() int64 {
 	if x != nil {
 		return x.ExpiresMs
+	}
+	return 0
+}
+
+func (x *ClockFault) GetWallStepMs() int64 {
+	if x != nil {
+		return x.WallStepMs
 	}
 	return 0
 }
@@ -653,14 +663,16 @@ const file_headlease_v1_fault_proto_rawDesc = "" +
 	"\x05error\x18\x05 \x01(\bR\x05error\x12\x12\n" +
 	"\x04full\x18\x06 \x01(\bR\x04full\x12\x1d\n" +
 	"\n" +
-	"expires_ms\x18\a \x01(\x03R\texpiresMs\"h\n" +
+	"expires_ms\x18\a \x01(\x03R\texpiresMs\"\x8a\x01\n" +
 	"\n" +
 	"ClockFault\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x17\n" +
 	"\astep_ms\x18\x02 \x01(\x03R\x06stepMs\x12\x12\n" +
 	"\x04rate\x18\x03 \x01(\x01R\x04rate\x12\x1d\n" +
 	"\n" +
-	"expires_ms\x18\x04 \x01(\x03R\texpiresMs\"\xb6\x01\n" +
+	"expires_ms\x18\x04 \x01(\x03R\texpiresMs\x12 \n" +
+	"\fwall_step_ms\x18\x05 \x01(\x03R\n" +
+	"wallStepMs\"\xb6\x01\n" +
 	"\x10SetFaultsRequest\x12+\n" +
 	"\x06faults\x18\x01 \x03(\v2\x13.headlease.v1.FaultR\x06faults\x128\n" +
 	"\vdisk_faults\x18\x02 \x03(\v2\x17.headlease.v1.DiskFaultR\n" +

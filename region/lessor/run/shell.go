@@ -74,6 +74,8 @@ type Shell struct {
 	term    uint64
 	streams map[lessor.StreamID]*Stream
 	last    lessor.StreamID
+	// read is the clock's last reading.
+	read instant.Instant
 	// armed is when the clock's goroutine looks next at the latest.
 	armed instant.Instant
 	// passed is closed and made anew when a check passes or the term ends.
@@ -105,7 +107,7 @@ func (s *Shell) Begin(term uint64, view state.View) {
 		return
 	}
 	s.term, s.over = term, make(chan struct{})
-	s.lessor = lessor.New(s.cfg.Lessor, view, term, s.cfg.Clock.Now())
+	s.lessor = lessor.New(s.cfg.Lessor, view, term, s.now())
 	s.flush()
 }
 
@@ -232,6 +234,21 @@ func (s *Shell) Answer(ctx context.Context, session, resource string, token fenc
 	}
 }
 
+// now reads the clock, and tells the lessor of a gap before anything else: by a
+// clock that jumped, every session would be over. It is read at each tick at
+// least; the clock's watch, which also looks for gaps, may come later [F19].
+// s.mu is held.
+func (s *Shell) now() instant.Instant {
+	now := s.cfg.Clock.Now()
+	gap := now.Sub(s.read)
+	s.read = now
+	if s.lessor != nil && gap > clock.MaxGap {
+		s.cfg.Logger.Warn("clock gap: nobody's time counts from before it", "gap", gap)
+		s.lessor.ClockGap(now)
+	}
+	return now
+}
+
 // with calls f under the lock, with the clock read there and the pulse
 // looked at, and then does what the lessor wants done. Without a lessor it does
 // nothing.
@@ -241,7 +258,7 @@ func (s *Shell) with(f func(l *lessor.Lessor, now instant.Instant)) {
 	if s.lessor == nil {
 		return
 	}
-	now := s.cfg.Clock.Now()
+	now := s.now()
 	s.lessor.PulseFresh(now, s.cfg.Raft.PulseFresh(now))
 	f(s.lessor, now)
 	s.flush()
@@ -295,7 +312,7 @@ func (s *Shell) propose(term uint64, c lessor.Command) {
 		if s.term != term || s.lessor == nil {
 			return
 		}
-		s.lessor.CommandDone(s.cfg.Clock.Now(), c.ID, res, err)
+		s.lessor.CommandDone(s.now(), c.ID, res, err)
 		s.flush()
 	})
 }
@@ -327,17 +344,15 @@ func (s *Shell) Run(ctx context.Context) error {
 func (s *Shell) tick() (wait time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now := s.cfg.Clock.Now()
+	now := s.now()
 	wait = tick
 	if s.lessor != nil {
 		s.lessor.PulseFresh(now, s.cfg.Raft.PulseFresh(now))
 		if at, ok := s.lessor.Next(); ok && at <= now {
 			s.lessor.Tick(now)
-			s.armed = 0 // it is set below
-			s.flush()
-		} else if s.lessor.CheckWanted() {
-			wake.Up(s.ask)
 		}
+		s.armed = 0 // it is set below
+		s.flush()
 		if at, ok := s.lessor.Next(); ok {
 			wait = min(tick, max(time.Millisecond, at.Sub(now)))
 		}
@@ -378,7 +393,7 @@ func (s *Shell) checkOnce(ctx context.Context) bool {
 		return true
 	}
 	term := s.term
-	ticket := s.lessor.CheckBegun(s.cfg.Clock.Now())
+	ticket := s.lessor.CheckBegun(s.now())
 	s.mu.Unlock()
 
 	passed, err := s.cfg.Raft.Check(ctx)
@@ -389,7 +404,7 @@ func (s *Shell) checkOnce(ctx context.Context) bool {
 	if s.lessor == nil || s.term != term {
 		return ok
 	}
-	now := s.cfg.Clock.Now()
+	now := s.now()
 	if !ok {
 		s.cfg.Logger.Debug("leadership check failed", "term", term, "error", err)
 		s.lessor.CheckFailed(now, ticket)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -423,6 +424,46 @@ func TestF22AnExpiryIsProposedOnce(t *testing.T) {
 			}
 			if granted != 1 {
 				t.Errorf("unknown %v: the waiter heard %d grants", unknown, granted)
+			}
+		})
+	}
+}
+
+// jumpy is a clock that the test sets ahead.
+type jumpy struct {
+	clock.Clock
+	ahead atomic.Int64
+}
+
+func (j *jumpy) Now() instant.Instant { return j.Clock.Now().Add(time.Duration(j.ahead.Load())) }
+
+// TestF19AClockThatJumpsEndsNoSession, whoever reads it first: all of them get
+// their time anew, and the streams end, because no instant of before counts.
+func TestF19AClockThatJumpsEndsNoSession(t *testing.T) {
+	for name, first := range map[string]func(r *rig){
+		"the tick":     func(*rig) { time.Sleep(tick); synctest.Wait() },
+		"a commit":     func(r *rig) { r.acquire("b", 1, true) },
+		"the campaign": func(r *rig) { r.shell.Hold("p") },
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			r := start(t)
+			j := &jumpy{Clock: r.clock}
+			r.shell.mu.Lock()
+			r.shell.cfg.Clock = j
+			r.shell.mu.Unlock()
+			r.acquire("a", 1, false)
+			_, in := r.attach()
+			synctest.Wait()
+			j.ahead.Store(int64(hour))
+			first(r)
+			settle()
+			if left, ok := r.shell.SessionLeft("a"); !ok || left < ttl-2*time.Second || in.ended() == nil || r.kinds["expire"] != 0 {
+				t.Errorf("%s: %v left, stream %v, proposed %v", name, left, in.ended(), r.kinds)
+			}
+			time.Sleep(ttl + tick)
+			synctest.Wait()
+			if r.kinds["expire"] == 0 {
+				t.Errorf("%s: nobody is heard, and no session ends", name)
 			}
 		})
 	}

@@ -46,7 +46,7 @@ func (s *Shell) Attach(sink Sink) (*Stream, error) {
 	s.last++
 	st := &Stream{shell: s, id: s.last, term: s.term, sink: sink}
 	s.streams[st.id] = st
-	s.lessor.StreamOpened(s.cfg.Clock.Now(), st.id)
+	s.lessor.StreamOpened(s.now(), st.id)
 	s.flush()
 	return st, nil
 }
@@ -89,7 +89,7 @@ func (st *Stream) Close() {
 	}
 	delete(s.streams, st.id)
 	if s.lessor != nil {
-		s.lessor.StreamClosed(s.cfg.Clock.Now(), st.id)
+		s.lessor.StreamClosed(s.now(), st.id)
 		s.flush()
 	}
 }
