@@ -3,8 +3,10 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -218,6 +220,16 @@ func TestCommands(t *testing.T) {
 	}
 	if err := h.Signal(t.Context(), "eu-1", syscall.SIGKILL); err == nil {
 		t.Error("a process that does not run was signalled")
+	}
+	// One that has ended and that nobody has waited for runs no more.
+	child := exec.Command("true")
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = child.Wait() }()
+	ended := CommandHost{"eu-1": {PID: fmt.Sprintf("while ! grep -q ') Z' /proc/%[1]d/stat; do :; done; echo %[1]d", child.Process.Pid)}}
+	if got, err := ended.PID(t.Context(), "eu-1"); got != 0 || err != nil {
+		t.Errorf("of a zombie: %d, %v", got, err)
 	}
 	bad := CommandHost{"eu-1": {PID: "echo five"}, "eu-2": {PID: "exit 3"}, "eu-3": {PID: "echo 1"}}
 	for _, name := range bad.Names() {

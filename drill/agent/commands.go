@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"os"
 	"os/exec"
 	"slices"
 	"strconv"
@@ -80,10 +81,22 @@ func (h CommandHost) PID(ctx context.Context, name string) (int, error) {
 	if err != nil || pid < 0 || pid == 1 {
 		return 0, fmt.Errorf("its pid command printed %q, which is no pid", out)
 	}
-	if pid != 0 && syscall.Kill(pid, 0) == syscall.ESRCH {
+	if pid != 0 && (syscall.Kill(pid, 0) == syscall.ESRCH || zombie(pid)) {
 		return 0, nil
 	}
 	return pid, nil
+}
+
+// zombie reports that a process has ended and nobody has asked how: in a
+// container whose first process reaps nobody it stays for ever.
+func zombie(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return false
+	}
+	// The command's name, in parentheses, may hold anything.
+	_, after, _ := strings.Cut(string(stat[bytes.LastIndexByte(stat, ')')+1:]), " ")
+	return strings.HasPrefix(after, "Z") || strings.HasPrefix(after, "X")
 }
 
 // Signal signals the process that the operator's command names.

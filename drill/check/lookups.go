@@ -140,18 +140,21 @@ func (j *judgement) lookup(out *Result, e plan.Expectation) {
 }
 
 // cachedAgain measures from the end of the last fault of a cache until an
-// answer out of it, over the regions that have one.
+// answer out of it, over the regions whose caches had answered before: one that
+// owns no partition looks nothing up.
 func (j *judgement) cachedAgain(out *Result, e plan.Expectation, answered []Lookup) {
 	ended := map[string]instant.Instant{}
 	for _, f := range j.r.Faults {
 		if f.Kind == plan.RedisDown {
 			for _, region := range f.Of {
-				ended[region] = max(ended[region], f.Until)
+				if slices.ContainsFunc(answered, func(l Lookup) bool { return l.Home == region && l.Cached && l.At < f.From }) {
+					ended[region] = max(ended[region], f.Until)
+				}
 			}
 		}
 	}
 	if len(ended) == 0 {
-		out.State, out.Why = Inconclusive, "no lease cache was down"
+		out.State, out.Why = Inconclusive, "no lease cache that had answered was down"
 		return
 	}
 	var took time.Duration

@@ -94,6 +94,11 @@ func TestExpectationsOfLookups(t *testing.T) {
 	if got := states(r, texts...); !slices.Equal(got, []State{Inconclusive, Inconclusive, Inconclusive, Inconclusive, Inconclusive}) {
 		t.Errorf("nothing was cached: %v", got)
 	}
+	r = looked(at(5900))
+	r.Faults[1].Of = []string{"eu", "us"} // us owns nothing
+	if got := states(r, texts[1]); !slices.Equal(got, []State{Held}) {
+		t.Errorf("a region without a partition: %v", got)
+	}
 	r = looked(at(20_000))
 	if got := states(r, texts[1]); !slices.Equal(got, []State{Broken}) {
 		t.Errorf("never again: %v", got)
