@@ -17,7 +17,7 @@ LDFLAGS := -s -w -X github.com/headlease/headlease/internal/version.release=$(VE
 LINT := go tool -modfile=tools/lint/go.mod golangci-lint
 
 # Packages whose tests start processes and measure time: one after the other.
-PROCESSES := ./cmd/... ./drill/... ./internal/devcluster/... ./internal/e2e/...
+PROCESSES := ./cmd/... ./drill/... ./examples/... ./internal/devcluster/... ./internal/e2e/...
 # Histories take processor time of their own, and say how much of it.
 HISTORIES := ./region/histories
 # So do whole clusters in virtual time.
@@ -148,15 +148,16 @@ bin/orders: FORCE
 	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/orders ./examples/orders
 FORCE:
 
+# Without Redis and PostgreSQL: bin/orders run --embedded
 demo-orders: build bin/orders need-redis need-postgres ## orders of accounts in order, while workers are killed, frozen and redeployed; real Redis and PostgreSQL
 	bin/orders run
 
 orders-short: build bin/orders need-redis need-postgres ## the same in half a minute
-	bin/orders run --messages 5000 --accounts 200 --over 10s
+	bin/orders run --messages 5000 --accounts 200 --over 8s
 
 chaos-orders: build bin/orders need-redis need-postgres ## the same with 200,000 orders of 2,000 accounts (ORDERS, SEED), and the same seed without the guard
-	bin/orders run --messages $(or $(ORDERS),200000) --accounts 2000 --over 120s --rounds 6 --late 50 --seed $(or $(SEED),1) --timeout 40m
-	bin/orders run --messages $(or $(ORDERS),200000) --accounts 2000 --over 120s --rounds 6 --late 50 --seed $(or $(SEED),1) --timeout 40m --without-guard
+	bin/orders run --messages $(or $(ORDERS),200000) --accounts 2000 --over 240s --rounds 6 --late 50 --seed $(or $(SEED),1) --timeout 40m
+	bin/orders run --messages $(or $(ORDERS),200000) --accounts 2000 --over 240s --rounds 6 --late 50 --seed $(or $(SEED),1) --timeout 40m --without-guard
 
 planted: ## broken rules, each built into the binary, are reported by a shipped drill under two seeds
 	go test -count=1 -timeout 60m -v -run 'TestPlanted$$' ./drill -planted $(or $(PLANTED),all)

@@ -2,9 +2,11 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -19,15 +21,16 @@ const lanes = 16
 const hot = "account/hot"
 
 // produce sends orders of accounts whose popularity is Zipf's, and of one hot
-// account.
-func produce(ctx context.Context, s stage, seed uint64, count int, over time.Duration) error {
-	store := redis.NewClient(&redis.Options{Network: "unix", Addr: s.Redis, ContextTimeoutEnabled: true, PoolSize: lanes})
+// account; each: of every account first.
+func produce(ctx context.Context, s stage, seed uint64, count int, over time.Duration, each bool) error {
+	store := redis.NewClient(&redis.Options{Addr: s.Redis, ContextTimeoutEnabled: true, PoolSize: lanes})
 	defer store.Close() //nolint:errcheck // nothing is lost
 	p, err := redisstream.NewProducer(store, stream)
 	if err != nil {
 		return err
 	}
 	began := time.Now()
+	var sent atomic.Int64 // that are there for good
 	next := make(chan int)
 	var sending sync.WaitGroup
 	failed := make(chan error, lanes)
@@ -36,13 +39,11 @@ func produce(ctx context.Context, s stage, seed uint64, count int, over time.Dur
 			for i := range next {
 				r := rand.New(rand.NewPCG(seed, uint64(i)))
 				account := hot
-				if i%10 != 0 {
-					// The first orders go to each account once, so that all have some.
-					n := uint64(i)
-					if i >= s.Users {
-						n = rand.NewZipf(r, 1.1, 10, uint64(s.Users-1)).Uint64()
-					}
-					account = fmt.Sprintf("account/%d", n%uint64(s.Users))
+				switch {
+				case each && i < s.Users:
+					account = fmt.Sprintf("account/%d", i)
+				case i%10 != 0:
+					account = fmt.Sprintf("account/%d", rand.NewZipf(r, 1.1, 10, uint64(s.Users-1)).Uint64())
 				}
 				if _, err := p.Send(ctx, account, fmt.Appendf(nil, "order %d of %d", i, seed)); err != nil {
 					select {
@@ -50,6 +51,9 @@ func produce(ctx context.Context, s stage, seed uint64, count int, over time.Dur
 					default:
 					}
 					return
+				}
+				if n := sent.Add(1); n%100 == 0 || n == int64(count) {
+					say(report{Event: eventSent, N: int(n)})
 				}
 			}
 		})
@@ -68,11 +72,13 @@ func produce(ctx context.Context, s stage, seed uint64, count int, over time.Dur
 		if err != nil {
 			break
 		}
-		if i%100 == 99 || i == count-1 {
-			say(report{Event: eventSent, N: i + 1})
-		}
 	}
 	close(next)
 	sending.Wait()
-	return err
+	select {
+	case last := <-failed:
+		return errors.Join(err, last)
+	default:
+		return err
+	}
 }

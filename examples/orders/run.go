@@ -9,16 +9,14 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/headlease/headlease/client/admin"
-	"github.com/headlease/headlease/fence/pgguard"
+	"github.com/headlease/headlease/fence/redisguard"
 	"github.com/headlease/headlease/internal/devcluster"
 	"github.com/headlease/headlease/internal/link"
 	"github.com/headlease/headlease/internal/pgserver"
@@ -37,6 +35,8 @@ type options struct {
 	seed      uint64
 	late      int
 	unguarded bool
+	embedded  bool
+	report    string
 	timeout   time.Duration
 	keep      bool
 }
@@ -51,17 +51,36 @@ func parseRun(args []string) (o options, err error) {
 	f.IntVar(&o.rounds, "rounds", 1, "how often everything is broken")
 	f.Uint64Var(&o.seed, "seed", 1, "of orders and faults")
 	f.IntVar(&o.late, "late", 1, "late writes that must have been attempted at each store")
+	f.BoolVar(&o.embedded, "embedded", false, "stand-ins in this process for Redis and PostgreSQL, which need not be installed")
+	f.StringVar(&o.report, "report", "", "file to write what was broken and found to, as JSON")
 	f.BoolVar(&o.unguarded, "without-guard", false, "control run: tokens are not compared, and violations are what is expected")
 	f.DurationVar(&o.timeout, "timeout", 10*time.Minute, "give up after this time")
 	f.BoolVar(&o.keep, "keep", false, "keep the directory")
 	if err := f.Parse(args); err != nil {
 		return o, err
 	}
-	if f.NArg() > 0 || o.messages < 1 || o.users < 1 || o.rounds < 1 {
-		return o, fmt.Errorf("run: %q; give flags only, and at least one order, account and round", f.Args())
+	switch {
+	case f.NArg() > 0:
+		return o, fmt.Errorf("run: %q: give flags only", f.Args())
+	case o.users < 1 || o.rounds < 1 || o.messages < producers*o.users:
+		return o, fmt.Errorf("run: --messages %d, --accounts %d, --rounds %d: at least one account and round, and %d orders of each account, are needed", o.messages, o.users, o.rounds, producers)
 	}
 	return o, nil
 }
+
+// streams is the server of the streams: Redis, or its stand-in.
+type streams interface {
+	// where go-redis finds it.
+	where() string
+	// Kill ends it as kill -9 does, Start starts it again with its data.
+	Kill()
+	Start() error
+	Close() error
+}
+
+type realRedis struct{ *redisserver.Server }
+
+func (r realRedis) where() string { return r.Socket() }
 
 // theatre is all that runs.
 type theatre struct {
@@ -69,30 +88,38 @@ type theatre struct {
 	dir      string
 	began    time.Time
 	cluster  *devcluster.Cluster
-	redis    *redisserver.Server
-	postgres *pgserver.Server
+	redis    streams
+	postgres *pgserver.Server // nil: embedded
 	group    *devcluster.Group
 	store    *redis.Client
-	db       *pgxpool.Pool
+	marks    *redisguard.Guard
+	book     book
 	stage    string
+	workers  map[string]*process
+	lost     []string // servers of the region that is down
 
-	mu      sync.Mutex
-	workers map[string]*process
-	late    map[string]int // writes attempted after a freeze, by store
-	refused map[string]int
+	mu  sync.Mutex
+	res result
 }
 
 // process is a worker or a producer.
 type process struct {
 	*devcluster.Child
 	mu     sync.Mutex
-	events map[string]int // last N by event, at least 1
+	events map[string]report // the last one by event
 }
 
-func (p *process) heard(event string) int {
+// heard returns the last report of an event; ok: there was one.
+func (p *process) heard(event string) (r report, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.events[event]
+	r, ok = p.events[event]
+	return r, ok
+}
+
+func (p *process) sent() int {
+	r, _ := p.heard(eventSent)
+	return r.N
 }
 
 func (t *theatre) say(format string, args ...any) {
@@ -110,17 +137,23 @@ func run(ctx context.Context, o options) (err error) {
 	} else if err := os.Mkdir(dir, 0o755); err != nil {
 		return err
 	}
-	t := &theatre{o: o, dir: dir, began: time.Now(), workers: map[string]*process{}, late: map[string]int{}, refused: map[string]int{}}
-	guard := "on"
+	t := &theatre{o: o, dir: dir, began: time.Now(), workers: map[string]*process{}, res: newResult(o)}
+	servers, guard := "real redis-server, PostgreSQL and headlease processes", "on"
+	if o.embedded {
+		servers = "EMBEDDED: stand-ins in this process for Redis (miniredis) and PostgreSQL (a table in memory behind fence/httpguard), nothing is on disk; real headlease processes"
+	}
 	if o.unguarded {
 		guard = "OFF (control run)"
 	}
-	fmt.Printf("orders: real redis-server, PostgreSQL and headlease processes; guard %s; %d orders of %d accounts, seed %d\n", guard, o.messages, o.users, o.seed)
+	fmt.Printf("orders: %s; guard %s; %d orders of %d accounts, seed %d\n", servers, guard, o.messages, o.users, o.seed)
 	err = t.open(ctx)
 	if err == nil {
 		err = t.play(ctx)
 	}
 	err = errors.Join(err, t.close(context.WithoutCancel(ctx)))
+	if o.report != "" {
+		err = errors.Join(err, t.res.write(o.report, time.Since(t.began), err))
+	}
 	if err == nil && !o.keep && o.dir == "" {
 		return os.RemoveAll(dir)
 	}
@@ -129,18 +162,19 @@ func run(ctx context.Context, o options) (err error) {
 }
 
 func (t *theatre) open(ctx context.Context) (err error) {
-	if t.redis, err = redisserver.New(filepath.Join(t.dir, "redis"), redisserver.Durable()...); err != nil {
+	s := stage{Certs: filepath.Join(t.dir, "cluster", "certs"), Users: t.o.users, TTL: 3 * time.Second, Unguarded: t.o.unguarded}
+	if t.o.embedded {
+		err = t.openStandIns(ctx, &s)
+	} else {
+		err = t.openServers(ctx, &s)
+	}
+	if err != nil {
 		return err
 	}
-	if t.postgres, err = pgserver.New(ctx, filepath.Join(t.dir, "postgres"), "max_connections=200", "max_locks_per_transaction=512"); err != nil {
+	s.Redis = t.redis.where()
+	t.store = redis.NewClient(&redis.Options{Addr: s.Redis, ContextTimeoutEnabled: true})
+	if t.marks, err = redisguard.New(t.store, redisguard.Options{}); err != nil {
 		return err
-	}
-	t.store = redis.NewClient(&redis.Options{Network: "unix", Addr: t.redis.Socket(), ContextTimeoutEnabled: true})
-	if t.db, err = pgxpool.New(ctx, t.postgres.DSN()); err != nil {
-		return err
-	}
-	if _, err := t.db.Exec(ctx, pgguard.Migration+schema); err != nil {
-		return fmt.Errorf("schema: %w", err)
 	}
 	binary, err := filepath.Abs(t.o.binary)
 	if err != nil {
@@ -160,10 +194,8 @@ func (t *theatre) open(ctx context.Context) (err error) {
 	if err := t.cluster.Start(ctx); err != nil {
 		return err
 	}
-	b, err := json.Marshal(stage{
-		ClusterFile: t.cluster.State().Config, Certs: filepath.Join(t.cluster.Dir(), "certs"),
-		Redis: t.redis.Socket(), Postgres: t.postgres.DSN(), Users: t.o.users, TTL: 3 * time.Second, Unguarded: t.o.unguarded,
-	})
+	s.ClusterFile = t.cluster.State().Config
+	b, err := json.Marshal(s)
 	if err != nil {
 		return err
 	}
@@ -172,8 +204,56 @@ func (t *theatre) open(ctx context.Context) (err error) {
 	return os.WriteFile(t.stage, b, 0o600)
 }
 
+func (t *theatre) openServers(ctx context.Context, s *stage) error {
+	r, err := redisserver.New(filepath.Join(t.dir, "redis"), redisserver.Durable()...)
+	if err != nil {
+		return err
+	}
+	t.redis = realRedis{r}
+	if t.postgres, err = pgserver.New(ctx, filepath.Join(t.dir, "postgres"), "max_connections=200", "max_locks_per_transaction=512", sqlState); err != nil {
+		return err
+	}
+	s.Postgres = t.postgres.DSN()
+	p, err := openPostgres(ctx, s.Postgres, t.postgres.LogPath())
+	if err != nil {
+		return err
+	}
+	t.book = p
+	if err := p.migrate(ctx); err != nil {
+		return fmt.Errorf("schema: %w", err)
+	}
+	return nil
+}
+
+func (t *theatre) openStandIns(ctx context.Context, s *stage) error {
+	r, err := newMiniRedis()
+	if err != nil {
+		return err
+	}
+	t.redis = r
+	p, err := newStandIn(ctx)
+	if err != nil {
+		return err
+	}
+	t.book, s.StandIn = p, p.url
+	s.Poll = 3 * time.Second // a script costs a stand-in many times what it costs Redis
+	return nil
+}
+
 // ready initialises the cluster and waits until every partition has an owner.
-func ready(ctx context.Context, c *devcluster.Cluster) (err error) {
+func ready(ctx context.Context, c *devcluster.Cluster) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, 2*time.Minute, errors.New("the cluster is not ready after 2 minutes"))
+	defer cancel()
+	return asAdmin(c, func(a *admin.Cluster) error {
+		if _, err := a.Init(ctx, func(string) {}); err != nil {
+			return err
+		}
+		return a.WaitOwned(ctx)
+	})
+}
+
+// asAdmin calls do with a connection to all processes.
+func asAdmin(c *devcluster.Cluster, do func(a *admin.Cluster) error) (err error) {
 	id := pki.Identity{Cluster: c.File().Cluster, Role: pki.RoleAdmin}
 	credentials, err := pki.Load(pki.LoadConfig{Dir: filepath.Join(c.Dir(), "certs"), Want: id})
 	if err != nil {
@@ -185,12 +265,7 @@ func ready(ctx context.Context, c *devcluster.Cluster) (err error) {
 	}
 	a := admin.New(c.File(), links)
 	defer func() { err = errors.Join(err, a.Close(), links.Close()) }()
-	ctx, cancel := context.WithTimeoutCause(ctx, 2*time.Minute, errors.New("the cluster is not ready after 2 minutes"))
-	defer cancel()
-	if _, err := a.Init(ctx, func(string) {}); err != nil {
-		return err
-	}
-	return a.WaitOwned(ctx)
+	return do(a)
 }
 
 func (t *theatre) close(ctx context.Context) error {
@@ -206,8 +281,8 @@ func (t *theatre) close(ctx context.Context) error {
 	if t.store != nil {
 		errs = append(errs, t.store.Close())
 	}
-	if t.db != nil {
-		t.db.Close()
+	if t.book != nil {
+		t.book.Close()
 	}
 	if t.redis != nil {
 		errs = append(errs, t.redis.Close())
@@ -224,29 +299,37 @@ func (t *theatre) start(name string, args ...string) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &process{events: map[string]int{}}
+	p := &process{events: map[string]report{}}
 	p.Child, err = t.group.Start(devcluster.Spec{
 		Name: name, Binary: self, Args: append(args, "--stage", t.stage), Dir: t.dir, Log: filepath.Join(t.dir, name+".log"),
 		Stdout: devcluster.NewLines(func(line []byte) {
 			var r report
-			if json.Unmarshal(line, &r) != nil {
-				return
-			}
-			p.mu.Lock()
-			p.events[r.Event] = max(r.N, 1)
-			p.mu.Unlock()
-			if r.Event != eventLate {
-				return
-			}
-			t.mu.Lock()
-			defer t.mu.Unlock()
-			t.late[r.Store]++
-			if r.Refused {
-				t.refused[r.Store]++
+			if json.Unmarshal(line, &r) == nil {
+				t.note(p, r)
 			}
 		}),
 	})
 	return p, err
+}
+
+// note takes a process's report.
+func (t *theatre) note(p *process, r report) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	before := p.events[r.Event]
+	if r.Event == eventSent { // its lanes report out of turn
+		r.N = max(r.N, before.N)
+		t.res.Sent += r.N - before.N
+	}
+	p.events[r.Event] = r
+	if r.Event == eventLate {
+		t.res.Late[r.Store]++
+		if r.Refused {
+			t.res.Refused[r.Store]++
+		}
+	}
 }
 
 func (t *theatre) startWorker(name string) error {
@@ -264,15 +347,4 @@ func (t *theatre) kill(ctx context.Context, p *process) error {
 		return err
 	}
 	return p.Wait(ctx)
-}
-
-func summary(counts map[string]int) string {
-	return fmt.Sprintf("%d at PostgreSQL, %d at Redis", counts["postgres"], counts["redis"])
-}
-
-func list(v []string, most int) string {
-	if len(v) > most {
-		v = append(v[:most:most], fmt.Sprintf("… and %d more", len(v)-most))
-	}
-	return strings.Join(v, "\n  ")
 }

@@ -53,7 +53,7 @@ func (c ServerConfig) Validate() error {
 
 // Client returns a client of the server, with short timeouts and no retries:
 // whoever uses a hint goes without it rather than wait. connected may be nil; it
-// is called at every new connection.
+// is called at every new connection to the server, and may be at one to a sentinel.
 func (c ServerConfig) Client(timeout time.Duration, connected func(context.Context, *redis.Conn) error) (redis.UniversalClient, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
@@ -66,6 +66,15 @@ func (c ServerConfig) Client(timeout time.Duration, connected func(context.Conte
 	}
 	if c.Cluster {
 		o.MaxRedirects = 3
+	}
+	if c.Master != "" && connected != nil {
+		// go-redis calls it for its connections to sentinels too, which know but a few commands.
+		o.OnConnect = func(ctx context.Context, cn *redis.Conn) error {
+			if err := connected(ctx, cn); !redis.HasErrorPrefix(err, "unknown command") {
+				return err
+			}
+			return nil
+		}
 	}
 	if c.PasswordFile != "" {
 		o.CredentialsProviderContext = func(context.Context) (string, string, error) {

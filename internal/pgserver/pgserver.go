@@ -49,8 +49,8 @@ func version(path string) int {
 	return n
 }
 
-// New makes a database cluster in dir, which must not exist, and starts its server. settings
-// are "name=value" of postgresql.conf. PostgreSQL refuses to run as root: then it
+// New makes a database cluster in dir, which must not exist, and starts its server, whose
+// log is at LogPath. settings are "name=value" of postgresql.conf. PostgreSQL refuses to run as root: then it
 // runs as user postgres, or nobody.
 func New(ctx context.Context, dir string, settings ...string) (*Server, error) {
 	bin, err := Find()
@@ -143,30 +143,39 @@ func (s *Server) Start() error {
 	for _, setting := range s.settings {
 		args = append(args, "-c", setting)
 	}
-	cmd := exec.Command(filepath.Join(s.bin, "postgres"), args...)
-	s.as(cmd)
-	out, err := cmd.StderrPipe()
+	file, err := os.OpenFile(s.LogPath(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}
+	cmd := exec.Command(filepath.Join(s.bin, "postgres"), args...)
+	s.as(cmd)
+	pipe, err := cmd.StderrPipe()
+	if err != nil {
+		return errors.Join(err, file.Close())
+	}
 	if err := cmd.Start(); err != nil {
-		return fmt.Errorf("start postgres: %w", err)
+		return errors.Join(fmt.Errorf("start postgres: %w", err), file.Close())
 	}
 	logged := make(chan struct{})
+	out := io.TeeReader(pipe, file)
 	lines, log := bufio.NewScanner(out), strings.Builder{}
 	for lines.Scan() {
 		log.WriteString(lines.Text() + "\n")
 		if strings.Contains(lines.Text(), "is ready to accept connections") {
 			go func() {
 				defer close(logged)
+				defer func() { _ = file.Close() }()
 				_, _ = io.Copy(io.Discard, out)
 			}()
 			s.cmd, s.logged = cmd, logged
 			return nil
 		}
 	}
-	return fmt.Errorf("postgres did not start: %w\n%s", cmd.Wait(), log.String())
+	return errors.Join(fmt.Errorf("postgres did not start: %w\n%s", cmd.Wait(), log.String()), file.Close())
 }
+
+// LogPath is the server's log, of all its lives: beside its data directory.
+func (s *Server) LogPath() string { return s.dir + ".log" }
 
 // DSN is where clients connect to.
 func (s *Server) DSN() string {

@@ -5,6 +5,7 @@ package redisserver
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -22,10 +23,14 @@ func Durable() []string { return []string{"--appendonly", "yes", "--appendfsync"
 // Server is a redis-server. Its methods are for one goroutine.
 type Server struct {
 	dir, sockets string
-	port         int // 0: none
-	settings     []string
-	cmd          *exec.Cmd
-	logged       chan struct{} // closed at the end of the process's log
+	port         int  // 0: none
+	tls          bool // the port's connections are
+	// watched is the address of the server that this one, a sentinel, watches under
+	// the name.
+	watched, name string
+	settings      []string
+	cmd           *exec.Cmd
+	logged        chan struct{} // closed at the end of the process's log
 }
 
 // New starts a server with its data in dir, which is made if its parent exists. settings
@@ -33,20 +38,38 @@ type Server struct {
 // closes the server.
 func New(dir string, settings ...string) (*Server, error) { return newServer(dir, 0, settings) }
 
-func newServer(dir string, port int, settings []string) (*Server, error) {
-	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
-		return nil, err
-	}
-	// Not below dir: a socket's path has 108 bytes at most.
-	sockets, err := os.MkdirTemp("", "redis")
+// NewTLS starts a server with a port on loopback, besides its socket, whose connections are
+// TLS with the certificate and key in these PEM files; it asks its clients for none.
+func NewTLS(ctx context.Context, dir, certFile, keyFile string, settings ...string) (*Server, error) {
+	ports, err := freePorts(ctx, 1)
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{dir: dir, sockets: sockets, port: port, settings: settings}
-	if err := s.Start(); err != nil {
-		return nil, errors.Join(err, os.RemoveAll(sockets))
+	s := &Server{dir: dir, port: ports[0], tls: true}
+	s.settings = append([]string{
+		"--tls-cert-file", certFile, "--tls-key-file", keyFile, "--tls-ca-cert-file", certFile, "--tls-auth-clients", "no",
+	}, settings...)
+	return s, s.create()
+}
+
+func newServer(dir string, port int, settings []string) (*Server, error) {
+	s := &Server{dir: dir, port: port, settings: settings}
+	return s, s.create()
+}
+
+// create starts it for the first time; after an error nothing is left but dir.
+func (s *Server) create() (err error) {
+	if err := os.Mkdir(s.dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+		return err
 	}
-	return s, nil
+	// Not below dir: a socket's path has 108 bytes at most.
+	if s.sockets, err = os.MkdirTemp("", "redis"); err != nil {
+		return err
+	}
+	if err := s.Start(); err != nil {
+		return errors.Join(err, os.RemoveAll(s.sockets))
+	}
+	return nil
 }
 
 // Socket is the path at which clients reach the server; go-redis takes it as an
@@ -67,13 +90,30 @@ func (s *Server) Set(settings ...string) { s.settings = append(s.settings, setti
 // Start starts the server again, after Kill or Stop, and returns when it takes
 // connections.
 func (s *Server) Start() error {
+	if s.watched != "" {
+		return s.startSentinel()
+	}
+	args := []string{"--bind", "127.0.0.1", "--unixsocket", s.Socket(), "--dir", s.dir, "--save", "", "--daemonize", "no"}
+	if s.tls {
+		args = append(args, "--port", "0", "--tls-port", fmt.Sprint(s.port))
+	} else {
+		args = append(args, "--port", fmt.Sprint(s.port))
+	}
+	return s.launch(append(args, s.settings...), func(line string) bool {
+		// Redis 7.0 says "The server is now ready to accept connections at",
+		// later ones "Ready to accept connections unix"; of several it is the
+		// socket's line that comes last.
+		return strings.Contains(strings.ToLower(line), "ready to accept connections") &&
+			(strings.Contains(line, s.Socket()) || strings.Contains(line, "connections unix"))
+	})
+}
+
+// launch starts the process and returns at the line that says that it is ready.
+func (s *Server) launch(args []string, ready func(line string) bool) error {
 	path, err := exec.LookPath("redis-server")
 	if err != nil {
 		return fmt.Errorf("%w: install the package redis-server", err)
 	}
-	args := append([]string{
-		"--port", fmt.Sprint(s.port), "--bind", "127.0.0.1", "--unixsocket", s.Socket(), "--dir", s.dir, "--save", "", "--daemonize", "no",
-	}, s.settings...)
 	cmd := exec.Command(path, args...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	out, err := cmd.StdoutPipe()
@@ -87,11 +127,7 @@ func (s *Server) Start() error {
 	lines, log := bufio.NewScanner(out), strings.Builder{}
 	for lines.Scan() {
 		log.WriteString(lines.Text() + "\n")
-		// Redis 7.0 says "The server is now ready to accept connections at",
-		// later ones "Ready to accept connections unix"; of several it is the
-		// socket's line that comes last.
-		line := strings.ToLower(lines.Text())
-		if strings.Contains(line, "ready to accept connections") && (strings.Contains(line, s.Socket()) || strings.Contains(line, "connections unix")) {
+		if ready(lines.Text()) {
 			go func() {
 				defer close(logged)
 				_, _ = io.Copy(io.Discard, out)
