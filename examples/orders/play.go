@@ -156,6 +156,7 @@ func (t *theatre) crash(ctx context.Context, name string) error {
 // shards. meanwhile, unless nil, is done while it is stopped.
 func (t *theatre) freeze(ctx context.Context, name string, meanwhile func() error) error {
 	w := t.workers[name]
+	w.forget(eventFreezing)
 	if err := w.Signal(syscall.SIGUSR1); err != nil {
 		return err
 	}
@@ -166,7 +167,12 @@ func (t *theatre) freeze(ctx context.Context, name string, meanwhile func() erro
 	}
 	began := time.Now()
 	t.count(&t.res.Frozen)
-	r, _ := w.heard(eventFreezing)
+	r, ok := w.heard(eventFreezing)
+	for ; !ok; r, ok = w.heard(eventFreezing) { // it is on its way
+		if err := pause.For(limited, 10*time.Millisecond); err != nil {
+			return err
+		}
+	}
 	t.say("%s is frozen between check and send, with %d writes on their way", name, len(r.Held))
 	if meanwhile != nil {
 		if err := meanwhile(); err != nil {

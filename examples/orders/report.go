@@ -119,7 +119,11 @@ func (r result) print(say func(format string, args ...any)) {
 	say("        %d regions lost, their partitions owned again after at most %.1f s", r.Regions, r.Failover.Seconds())
 	say("%d orders of %d accounts in the streams, %d of them known to their producers; %d rows in PostgreSQL, %d entries in the ledger", r.Orders, r.Accounts, r.Sent, r.Rows, r.Entries)
 	say("late writes attempted: %s; refused: %s", summary(r.Late), summary(r.Refused))
-	say("refusals of any kind, by the stores' own count: %s", summary(r.Counted))
+	if r.Embedded {
+		say("refusals of any kind, by the table's own count: %d", r.Counted[inPostgres])
+	} else {
+		say("refusals of any kind, by the stores' own count: %s", summary(r.Counted))
+	}
 	say("stale writes accepted: %d; orders missing, twice or out of order: %d", len(r.Stale), len(r.Disorder))
 }
 

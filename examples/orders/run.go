@@ -117,6 +117,13 @@ func (p *process) heard(event string) (r report, ok bool) {
 	return r, ok
 }
 
+// forget takes back what was heard of an event.
+func (p *process) forget(event string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.events, event)
+}
+
 func (p *process) sent() int {
 	r, _ := p.heard(eventSent)
 	return r.N
