@@ -24,7 +24,7 @@ HISTORIES := ./region/histories
 SIMULATION := ./internal/simulation
 OTHERS = $(filter-out $(shell go list $(PROCESSES) $(HISTORIES) $(SIMULATION)),$(shell go list ./...))
 
-.PHONY: bench-peers build test unit simulation sim soak-sim mutants-sim histories soak-histories mutants processes race verify fmt vet lint proto tidy hygiene generate fuzz-short explore spec spec-full bench demo drills drills-all drills-netns drill-operator planted scale scale-numbers soak clean help
+.PHONY: bench-peers build test unit simulation sim soak-sim mutants-sim histories soak-histories mutants processes race verify fmt vet lint proto tidy hygiene generate fuzz-short explore spec spec-full bench demo drills drills-all drills-netns drill-operator planted scale scale-numbers soak failovers drills-table scenarios-table mutants-rules clean help
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -45,6 +45,9 @@ histories: ## a region under faults in virtual time, judged by a model; a few br
 
 soak-histories: ## histories, RUNS (1000) of each kind, from SEED (1) on; failing ones are saved
 	go test -count=1 -timeout 0 -v $(HISTORIES) -run TestHistories -runs $(or $(RUNS),1000) -seed $(or $(SEED),1)
+
+mutants-rules: ## broken rules of design.md that ordinary tests catch
+	go test -count=1 -timeout 0 -v ./internal/mutant -mutants all
 
 mutants: ## every broken rule is caught by the histories
 	go test -count=1 -timeout 0 -v $(HISTORIES) -run TestMutants -mutants all
@@ -170,6 +173,17 @@ scale-numbers: ## what 50 regions, 10,000 partitions and 1,000,000 sessions send
 
 soak: build ## region losses over and over, RUNS (10) times; prints the failover time of each
 	@for i in $$(seq $(or $(RUNS),10)); do bin/headlease drill run region-loss --json || exit 1; done
+
+failovers: build ## region losses, RUNS (20) at D = 4 s and as many at 2 s, and the table of RESULTS (failovers.tsv)
+	@for d in 4s 2s; do for i in $$(seq $(or $(RUNS),20)); do \
+		bin/headlease drill run region-loss --d $$d --tolerate-stalls --results $(or $(RESULTS),failovers.tsv) >/dev/null || exit 1; done; done
+	scripts/drills-table.sh $(or $(RESULTS),failovers.tsv)
+
+drills-table: ## what is in the files of results (RESULTS) of drills-all, drills-netns and failovers, as one table
+	@scripts/drills-table.sh $(or $(RESULTS),$(wildcard drills.tsv drills-netns.tsv failovers.tsv))
+
+scenarios-table: ## the simulation's scenarios: promotions, lapses, time without an owner, leases lost
+	@go test -count=1 -v ./internal/simulation -run TestScenarios | sed -n 's/^.*TABLE //p'
 
 clean: ## remove what was built
 	rm -rf bin

@@ -3,7 +3,8 @@
 // is compiled by `go test -overlay`, so the shipped files hold no seam for it.
 //
 // The file's first line says what is broken. Then come headers "runs: A,B" (what
-// to run, as the tests understand it), "KEY: VALUE" of the tests' own, and
+// to run, as the tests understand it), "package: PATH" (whose tests they are, if
+// not those of the working directory), "KEY: VALUE" of the tests' own, and
 // edits: "file: PATH", and any number of
 //
 //	<<<<
@@ -137,15 +138,18 @@ func (m Mutant) Overlay(root, dir string) (string, error) {
 	return path, os.WriteFile(path, b, 0o600)
 }
 
-// Build compiles the tests of the package in the working directory with the
-// mutant in them, and returns the program's path in dir.
+// Build compiles the tests of the mutant's package, or of the one in the working
+// directory, with the mutant in them, and returns the program's path in dir.
 func (m Mutant) Build(ctx context.Context, root, dir string) (string, error) {
 	overlay, err := m.Overlay(root, dir)
 	if err != nil {
 		return "", err
 	}
-	binary := filepath.Join(dir, "mutant.test")
-	if out, err := exec.CommandContext(ctx, "go", "test", "-c", "-overlay", overlay, "-o", binary, ".").CombinedOutput(); err != nil {
+	binary, pkg := filepath.Join(dir, "mutant.test"), "."
+	if of := m.Headers["package"]; of != "" {
+		pkg = "./" + filepath.ToSlash(filepath.Join(root, of))
+	}
+	if out, err := exec.CommandContext(ctx, "go", "test", "-c", "-overlay", overlay, "-o", binary, pkg).CombinedOutput(); err != nil {
 		return "", fmt.Errorf("mutant %s does not compile: %w\n%s", m.Name, err, out)
 	}
 	return binary, nil

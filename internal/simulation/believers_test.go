@@ -1,10 +1,8 @@
 package simulation
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/headlease/headlease/client/validity"
@@ -44,22 +42,11 @@ type home struct {
 	opening bool
 	request uint64
 	// asks is the open request of a lock, by partition.
-	asks   [contended]uint64
+	asks [contended]uint64
+	// had is the lease that it has believed in of late and not released.
+	had    [contended]fence.Token
 	stream *stream
 	timer  time.Duration
-}
-
-// stream is one attachment. Messages do not overtake each other on it; when its
-// connection is cut it is dead, and both ends find that out later.
-type stream struct {
-	h      *home
-	ld     *leader
-	id     lessor.StreamID
-	table  validity.StreamID
-	dead   bool
-	closed bool
-	// Arrivals on it, for their order.
-	up, down time.Duration
 }
 
 func lockName(i int) string { return fmt.Sprintf("lock/x%d", i) }
@@ -68,8 +55,14 @@ func newClients(w *world) *clients {
 	cs := &clients{streams: map[lessor.StreamID]*stream{}}
 	for k := range w.believers {
 		c := &client{name: fmt.Sprintf("c%d", k), at: w.rnd.IntN(len(w.sites)), clock: w.clock()}
+		if w.calm {
+			c.at = 0 // scenarios tell what a worker of the first owner's region gets
+		}
 		for _, r := range w.regions {
 			h := &home{c: c, r: r, table: validity.New(validity.Config{DriftPPM: rhoPPM}), ttl: w.between(2*time.Second, 10*time.Second)}
+			if w.calm {
+				h.ttl = 10 * time.Second // as a client has it that asks for no other
+			}
 			c.homes = append(c.homes, h)
 			w.after(w.upTo(time.Second), func() { w.live(h) })
 		}
@@ -86,279 +79,6 @@ func newClients(w *world) *clients {
 		}
 	}
 	return cs
-}
-
-// between a client and a region, now; false while the link is cut.
-func (w *world) reaches(c *client, r *region) (time.Duration, bool) {
-	if c.at == r.at {
-		return w.upTo(time.Millisecond), true
-	}
-	l, back := w.link(c.at, r.at), w.link(r.at, c.at)
-	return l.base + l.extra + w.upTo(l.jitter+l.noise), l.downs == 0 && back.downs == 0
-}
-
-// live keeps a home's session and stream alive.
-func (w *world) live(h *home) {
-	w.after(w.between(300*time.Millisecond, 1500*time.Millisecond), func() { w.live(h) })
-	ld := h.r.cur
-	there, ok := w.reaches(h.c, h.r)
-	if !ok || ld == nil || ld.gone || ld.lessor == nil {
-		return
-	}
-	now := h.c.clock.read(w.now)
-	switch {
-	case h.session == "" && !h.opening:
-		h.opening = true
-		h.serial++
-		id := fmt.Sprintf("%s-%s-%d", h.c.name, h.r.name, h.serial)
-		done := false
-		w.after(there, func() {
-			w.propose(ld, &pb.Command{Term: ld.term, Kind: &pb.Command_OpenSession{OpenSession: &pb.OpenSessionCommand{
-				SessionId: id, SecretHash: make([]byte, 32), TtlMs: h.ttl.Milliseconds(),
-			}}}, func(res *pb.CommandResult) {
-				w.after(there, func() {
-					if done || res.GetError() != nil {
-						return
-					}
-					done = true
-					h.session, h.opening, h.request = id, false, 0
-					h.table.OpenSession(id, h.ttl)
-					w.keepalive(h)
-				})
-			})
-		})
-		w.after(2*there+time.Second, func() {
-			if !done {
-				done, h.opening = true, false
-			}
-		})
-	case h.session == "":
-	case h.stream == nil:
-		w.attach(h, ld)
-	}
-	w.take(h, now, h.table.Poll(now))
-}
-
-func (w *world) attach(h *home, ld *leader) {
-	w.clients.last++
-	st := &stream{h: h, ld: ld, id: w.clients.last, table: h.table.StreamOpened()}
-	w.clients.streams[st.id] = st
-	h.stream = st
-	w.upward(st, func(now instant.Instant) { ld.lessor.StreamOpened(now, st.id) })
-	w.keepalive(h)
-}
-
-// upward carries something from the client to the leader, in order.
-func (w *world) upward(st *stream, do func(now instant.Instant)) {
-	there, ok := w.reaches(st.h.c, st.h.r)
-	if !ok {
-		w.sever(st)
-	}
-	if st.dead {
-		return
-	}
-	st.up = max(st.up, w.now+there)
-	w.at(st.up, event{kind: evDo, do: func() {
-		if st.dead || st.ld.gone {
-			return
-		}
-		if st.ld.frozen > w.now {
-			st.up = max(st.up, st.ld.frozen)
-			w.at(st.up, event{kind: evDo, do: func() { w.atLeader(st, do) }})
-			return
-		}
-		w.atLeader(st, do)
-	}})
-}
-
-func (w *world) atLeader(st *stream, do func(now instant.Instant)) {
-	if st.dead || st.ld.gone || st.closed {
-		return
-	}
-	do(st.ld.clock.read(w.now))
-	w.lessorOut(st.ld)
-}
-
-// downward carries something from the leader to the client, in order.
-func (w *world) downward(st *stream, do func(now instant.Instant)) {
-	there, ok := w.reaches(st.h.c, st.h.r)
-	if !ok {
-		w.sever(st)
-	}
-	if st.dead {
-		return
-	}
-	if w.late > 0 && w.rnd.IntN(300) < w.late {
-		there += w.upTo(w.d)
-	}
-	st.down = max(st.down, w.now+there)
-	w.at(st.down, event{kind: evDo, do: func() {
-		if !st.dead && st.h.stream == st {
-			do(st.h.c.clock.read(w.now))
-		}
-	}})
-}
-
-// sever ends a stream's connection; each end finds out in its own time.
-func (w *world) sever(st *stream) {
-	if st.dead {
-		return
-	}
-	st.dead = true
-	w.after(w.upTo(3*time.Second), func() { w.broken(st) })
-	w.after(w.upTo(3*time.Second), func() {
-		if !st.ld.gone && !st.closed {
-			st.closed = true
-			delete(w.clients.streams, st.id)
-			st.ld.lessor.StreamClosed(st.ld.clock.read(w.now), st.id)
-			w.lessorOut(st.ld)
-		}
-	})
-}
-
-// broken is the client's end of a stream that is over.
-func (w *world) broken(st *stream) {
-	if st.h.stream == st {
-		st.h.stream = nil
-		st.h.table.StreamBroken(st.table)
-	}
-}
-
-// keepalive sends one when it is due, and sets the timer for the next.
-func (w *world) keepalive(h *home) {
-	if h.session == "" || h.stream == nil {
-		return
-	}
-	now := h.c.clock.read(w.now)
-	if h.table.NextKeepalive(h.session) <= now {
-		if ka := h.table.Keepalive(now, h.session, h.stream.table); ka != nil {
-			st := h.stream
-			w.upward(st, func(now instant.Instant) { st.ld.lessor.Keepalive(now, st.id, ka) })
-		}
-	}
-	at := max(h.c.clock.real(h.table.NextKeepalive(h.session)), w.now+5*time.Millisecond)
-	if h.timer > w.now && h.timer <= at {
-		return
-	}
-	h.timer = at
-	w.at(at, event{kind: evDo, do: func() {
-		if h.timer == at {
-			h.timer = 0
-			w.keepalive(h)
-		}
-	}})
-}
-
-// newLessor makes the tables of a term.
-func (w *world) newLessor(ld *leader, view state.View) *lessor.Lessor {
-	l := lessor.New(lessor.Config{}, view, ld.term, ld.clock.read(w.now))
-	l.PulseFresh(ld.clock.read(w.now), ld.pulse)
-	return l
-}
-
-// lessorOut does what a lessor wants done.
-func (w *world) lessorOut(ld *leader) {
-	if ld.lessor == nil || ld.gone || w.clients == nil {
-		return
-	}
-	out := ld.lessor.Take()
-	// It goes through its streams in a map's order, which is not the seed's; the
-	// order on each stream is what counts.
-	slices.SortStableFunc(out.Sends, func(a, b lessor.Send) int { return cmp.Compare(a.Stream, b.Stream) })
-	slices.Sort(out.Closes)
-	for _, s := range out.Sends {
-		if st := w.clients.streams[s.Stream]; st != nil {
-			w.downward(st, func(now instant.Instant) {
-				w.take(st.h, now, st.h.table.Received(now, st.table, s.Message))
-				w.believe(st.h.c)
-				w.keepalive(st.h)
-			})
-		}
-	}
-	for _, id := range out.Closes {
-		if st := w.clients.streams[id]; st != nil {
-			st.closed = true
-			delete(w.clients.streams, id)
-			w.downward(st, func(instant.Instant) { w.broken(st) })
-		}
-	}
-	for _, c := range out.Commands {
-		w.propose(ld, c.Command, func(res *pb.CommandResult) {
-			ld.lessor.CommandDone(ld.clock.read(w.now), c.ID, res, nil)
-			w.lessorOut(ld)
-		})
-	}
-	if ld.lessor.CheckWanted() && !ld.checking {
-		w.lessorCheck(ld)
-	}
-	w.lessorTimer(ld)
-}
-
-// lessorCheck is a leadership check for what clients are to be told.
-func (w *world) lessorCheck(ld *leader) {
-	ld.checking = true
-	ticket := ld.lessor.CheckBegun(ld.clock.read(w.now))
-	w.after(w.between(500*time.Microsecond, 4*time.Millisecond), func() {
-		passed := ld.region.cur == ld && ld.region.down == 0
-		hear := func() {
-			ld.checking = false
-			if ld.gone {
-				return
-			}
-			now := ld.clock.read(w.now)
-			if passed {
-				ld.lessor.CheckPassed(now, ticket)
-				w.lessorOut(ld)
-				return
-			}
-			ld.lessor.CheckFailed(now, ticket)
-			w.after(100*time.Millisecond, func() { w.lessorOut(ld) })
-		}
-		switch {
-		case ld.frozen > w.now:
-			w.at(ld.frozen, event{kind: evDo, do: hear})
-		case w.late > 0 && w.rnd.IntN(100) < w.late:
-			w.after(w.upTo(time.Second), hear)
-		default:
-			hear()
-		}
-	})
-}
-
-func (w *world) lessorTimer(ld *leader) {
-	next, ok := ld.lessor.Next()
-	if !ok || ld.gone {
-		return
-	}
-	at := max(ld.clock.real(next), w.now+time.Millisecond, ld.frozen)
-	if ld.lessorAt > w.now && ld.lessorAt <= at {
-		return
-	}
-	ld.lessorAt = at
-	w.at(at, event{kind: evDo, do: func() {
-		if ld.lessorAt != at || ld.gone {
-			return
-		}
-		ld.lessorAt = 0
-		if ld.frozen > w.now {
-			w.lessorTimer(ld)
-			return
-		}
-		ld.lessor.Tick(ld.clock.read(w.now))
-		w.lessorOut(ld)
-	}})
-}
-
-// lessorGone ends the streams of a leader that is no more.
-func (w *world) lessorGone(ld *leader) {
-	for _, c := range w.clients.all { // not the map: its order is not the seed's
-		for _, h := range c.homes {
-			if st := h.stream; st != nil && st.ld == ld {
-				w.sever(st)
-				delete(w.clients.streams, st.id)
-			}
-		}
-	}
 }
 
 // want is what a client does from time to time: ask for a lock that it does
@@ -505,6 +225,9 @@ func (w *world) answerGrant(ld *leader, session, resource string, token fence.To
 // letGoOf releases a lease: belief ends first.
 func (w *world) letGoOf(h *home, i int, token fence.Token) {
 	session := h.session
+	if h.had[i] == token {
+		h.had[i] = 0
+	}
 	h.table.Releasing(h.c.clock.read(w.now), session, lockName(i), token)
 	there, ok := w.reaches(h.c, h.r)
 	ld := h.r.cur
@@ -549,6 +272,21 @@ func (w *world) take(h *home, now instant.Instant, events []validity.Event) {
 				h.session, h.asks = "", [contended]uint64{}
 			}
 		}
+	}
+}
+
+// countLost notes the leases that ended and were not released.
+func (w *world) countLost(h *home, now instant.Instant) {
+	for i := range min(contended, w.partitions) {
+		token, ok := h.table.Lease(h.session, lockName(i))
+		if !ok || !h.table.Valid(now, h.session, lockName(i), token) {
+			token = 0
+		}
+		if had := h.had[i]; had != 0 && had != token {
+			w.count.leasesLost++
+			w.note("%s loses %s, token %d.%d of region %s (session %q)", h.c.name, lockName(i), had.Epoch(), had.Seq(), h.r.name, h.session)
+		}
+		h.had[i] = token
 	}
 }
 

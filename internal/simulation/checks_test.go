@@ -37,6 +37,9 @@ func (w *world) held(ld *leader, e campaign.Held) {
 	h := ld.holds[i]
 	if h == nil {
 		h = &hold{ld: ld}
+		if !w.owned(i) && p.lastOwner != "" {
+			p.unowned = max(p.unowned, w.now-p.lost)
+		}
 		ld.holds[i] = h
 		p.holds = append(p.holds, h)
 		switch {
@@ -79,7 +82,7 @@ func (w *world) letGo(ld *leader, i int) {
 			break
 		}
 	}
-	p.lost = w.now
+	p.lost = max(p.lost, min(w.now, h.until))
 	if ld.lessor != nil && !ld.gone {
 		ld.lessor.Lapsed(ld.clock.read(w.now), w.names[i], h.epoch)
 		w.lessorOut(ld)
@@ -92,6 +95,7 @@ func (w *world) committed(r *region, p *proposal, res *pb.CommandResult, events 
 		if c, ok := e.(state.SessionClosed); ok {
 			w.sessionClosed(c.ID, c.Reason)
 		}
+		w.watchDrains(r, e)
 		d, ok := e.(state.PartitionDropped)
 		if !ok {
 			continue

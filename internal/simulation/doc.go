@@ -31,9 +31,11 @@
 // Cuts, full and one-way, of a pair, of a site, of all but a minority, of all but
 // a chain; links that flap, are slow or lossy; leaders that change, are frozen,
 // or stand still with their clock; regions that lose their quorum, or whose disks
-// hang; witnesses that crash, freeze, are slow, are wiped; detectors that are
-// wrong; campaigns in a hurry; releases; changes of the configuration whose
-// operator may die at any point. They come in bursts, with quiet times between.
+// hang, or that lose all their data; witnesses that crash, freeze, are slow, are
+// wiped; detectors that are wrong; campaigns in a hurry; planned transfers, some
+// aborted, with the drain that the lessor makes of them; changes of the
+// configuration, and replacements of what was wiped, whose operator may die at any
+// point. They come in bursts, with quiet times between.
 //
 // Votes go over connections, and a connection needs both directions: where no
 // acknowledgement comes back, a one-way cut stops votes after 2 s. I7 rests on
@@ -44,17 +46,17 @@
 //
 // I1, I2, I3, I4 and I7 as in docs/design.md, §7, and: one value per ballot; one
 // configuration per version; no epoch is held after its Drop, nor dropped while a
-// leader holds it; a Prepare, but for an owner's release and its successor's, is
+// leader holds it; no grant passes a drain, and nobody believes in a lease of what
+// has drained [F26]; a Prepare, but for an owner's release and its successor's, is
 // preceded by a dry one that a majority would grant [F31]; one message per voter serves all partitions [F38]; who is refused does
 // not ask all the time [F39]. I7 is looked at whenever nothing has changed for
 // as long as it allows.
 //
 // # What is not simulated
 //
-// A voter whose disk is rolled back [F5], eras and force-quorum [F16], restored
-// regions [F4], sizes of messages, connections [F50], and a drain before a
-// release: so clients and releases do not meet in one world. docs/testing.md says
-// which tests show those.
+// A voter whose disk is rolled back ([F5]; docs/decisions/0151 says why), eras and
+// force-quorum [F16], restored regions [F4], sizes of messages, and connections
+// [F50]. docs/testing.md says which tests show those.
 //
 // # Running
 //

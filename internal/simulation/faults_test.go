@@ -85,15 +85,21 @@ func (w *world) fault() {
 	case n < 26:
 		w.pauseVM(r.cur, lasts)
 	case n < 27:
-		if w.clients == nil { // a release without a drain would take leases from under them
+		if w.clients == nil && w.chance(50) { // without a drain it would take leases from under them
 			w.release(r)
+		} else {
+			w.transfer(r)
 		}
 	case n < 28:
 		w.each(r, "a campaign is told to hurry", func(l *campaign.Leader, now instant.Instant, p string) []campaign.Effect { return l.Hurry(now, p) })
 	case n < 29:
 		w.deceive(lasts)
 	default:
-		if w.reconfigure {
+		switch {
+		case !w.reconfigure:
+		case w.chance(20):
+			w.wipe(r, lasts)
+		default:
 			w.operate()
 		}
 	}

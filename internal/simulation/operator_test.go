@@ -28,8 +28,8 @@ type operator struct {
 // maxWitnesses bounds those that a world ever has, replaced ones included.
 const maxWitnesses = 12
 
-// operate begins a change of the configuration: a wiped witness's replacement
-// if there is one, else one of the others.
+// operate begins a change of the configuration: the replacement of a voter that
+// was wiped, if there is one, else one of the others.
 func (w *world) operate() {
 	if w.changing == 2 { // two at once may compete
 		return
@@ -48,6 +48,12 @@ func (o *operator) choose() reconfigure.Goal {
 	for _, v := range w.witnesses {
 		if have := config.VoterIncarnation(members, v.id); have != 0 && have != uint64(v.inc) {
 			return reconfigure.Replace(v.id, &pb.Voter{Id: v.id, Incarnation: uint64(v.inc)})
+		}
+	}
+	for _, r := range w.regions {
+		if !w.member(r) {
+			id := config.RegionVoter(r.name)
+			return reconfigure.Replace(id, &pb.Voter{Id: id, Incarnation: uint64(r.inc)})
 		}
 	}
 	var in []*witness

@@ -32,6 +32,8 @@ type region struct {
 	// keep its disks from moving.
 	down, hung int
 	dropped    []fence.Epoch // by partition; for the checks alone
+	// draining are the partitions that drain, a bit each; for the checks alone.
+	draining uint64
 	// heldUntil is the newest hold of any of its leaders, by partition.
 	heldUntil []hold
 
@@ -70,6 +72,10 @@ type leader struct {
 	pulse    bool
 	verdicts []register.Verdict
 	holds    []*hold // by partition
+	// drains are the planned transfers under way, by partition; draining is how
+	// many there are.
+	drains   []*drain
+	draining int
 	// lies is real time until which a clock that stood still has not been
 	// noticed: what is believed meanwhile, clocks cannot tell.
 	lies time.Duration
@@ -94,12 +100,19 @@ func (w *world) addRegion(name string) {
 }
 
 // init is what init does to a region.
-func (r *region) init(w *world) {
-	for _, cmd := range []*pb.Command{
+func (r *region) init(w *world) { r.make(w.newest.pb) }
+
+// make gives new data of a region its incarnation, and a configuration, if there
+// is one.
+func (r *region) make(conf *pb.ClusterConfiguration) {
+	commands := []*pb.Command{
 		{Kind: &pb.Command_InitRegion{InitRegion: &pb.InitRegionCommand{Region: r.name, Incarnation: uint64(r.inc)}}},
 		{Kind: &pb.Command_RaiseLevel{RaiseLevel: &pb.RaiseLevelCommand{Level: state.MaxLevel}}},
-		{Kind: &pb.Command_Configure{Configure: &pb.ConfigureCommand{Configuration: w.newest.pb}}},
-	} {
+	}
+	if conf != nil {
+		commands = append(commands, configure(conf))
+	}
+	for _, cmd := range commands {
 		r.index++
 		if res, _ := r.m.Apply(r.index, 0, cmd); res.GetError() != nil {
 			panic(res.GetError().String())
@@ -163,6 +176,7 @@ func (w *world) elect(r *region) {
 	for p := range view.Partitions() {
 		ld.regs[partitionOf(p.Name)] = register.Restart(p.Register, now)
 	}
+	w.findDrains(ld, view)
 	for _, p := range late {
 		w.apply(r, p, r.term)
 	}
@@ -205,6 +219,10 @@ func (w *world) build(ld *leader) {
 	view := ld.region.m.View()
 	if ld.view != nil {
 		view = *ld.view
+	}
+	if view.Configuration() == nil {
+		ld.l, ld.conf = nil, nil // its data was made anew; nobody has added it yet
+		return
 	}
 	conf := w.learn(view.Configuration())
 	l, err := campaign.New(w.campaignOf(ld, conf), w.own(view, conf), ld.clock.read(w.now))
@@ -259,6 +277,7 @@ func (w *world) tick(ld *leader) {
 		w.at(ld.frozen, event{kind: evTick, ld: ld})
 		return
 	}
+	w.releaseDrained(ld)
 	w.perform(ld, ld.l.Tick(ld.clock.read(w.now)))
 	w.wake(ld)
 }
@@ -308,7 +327,7 @@ func (w *world) perform(ld *leader, effects []campaign.Effect) {
 				return l.Reserved(now, e.ID, register.BallotOf(res.GetReserved().GetBallot()))
 			})
 		case campaign.Adopt:
-			w.command(ld, &pb.Command{Kind: &pb.Command_Adopt{Adopt: &pb.AdoptCommand{Partition: e.Partition, Epoch: uint32(e.Epoch), Ballot: e.Ballot.Proto()}}}, func(l *campaign.Leader, now instant.Instant, res *pb.CommandResult) []campaign.Effect {
+			w.command(ld, &pb.Command{Kind: &pb.Command_Adopt{Adopt: &pb.AdoptCommand{Partition: e.Partition, Epoch: uint32(e.Epoch), Ballot: e.Ballot.Proto(), Planned: e.Planned}}}, func(l *campaign.Leader, now instant.Instant, res *pb.CommandResult) []campaign.Effect {
 				if res.GetError() != nil {
 					return l.AdoptFailed(now, e.Partition, e.Epoch)
 				}
@@ -413,6 +432,8 @@ func (w *world) events4(ld *leader, events []state.Event) {
 				w.perform(ld, ld.l.RegisterChanged(now, e.Partition, e.Record))
 				w.wake(ld)
 			}
+		case state.PartitionDraining, state.DrainAborted, state.PartitionDropped, state.PartitionAdopted:
+			w.followDrain(ld, e)
 		case state.Configured:
 			w.reconfigured(ld, w.learn(e.Configuration))
 		}

@@ -33,8 +33,10 @@ const (
 // partition and is preferred.
 func TestScenarios(t *testing.T) {
 	const d = 4 * time.Second
-	two := shape{regions: 2, witnesses: 3, partitions: 1, d: d, reach: 40 * time.Millisecond, calm: true}
-	three := shape{regions: 3, witnesses: 3, partitions: 1, d: d, reach: 40 * time.Millisecond, calm: true}
+	two := shape{regions: 2, witnesses: 3, partitions: 1, d: d, reach: 40 * time.Millisecond, calm: true, believers: 3}
+	three := shape{regions: 3, witnesses: 3, partitions: 1, d: d, reach: 40 * time.Millisecond, calm: true, believers: 3}
+	t.Log("TABLE | scenario, 20 worlds each, D 4 s | promotions | lapses | longest without an owner | leases lost in a's region, all worlds |")
+	t.Log("TABLE | --- | --- | --- | --- | --- |")
 	for _, c := range []struct {
 		name  string
 		shape shape
@@ -45,22 +47,24 @@ func TestScenarios(t *testing.T) {
 		within             time.Duration
 		// owner at the end, a minute later.
 		owner string
+		// kept: no lease is lost.
+		kept bool
 	}{
-		{"a and b cut, both see the witnesses", two, func(w *world) { w.cut(time.Minute, pairs([]int{siteA}, siteB)...) }, 0, 0, 0, "a"},
-		{"b hears nobody", two, func(w *world) { w.cut(time.Minute, w.around(siteB, false, true)...) }, 0, 0, 0, "a"},
-		{"b is heard by nobody", two, func(w *world) { w.cut(time.Minute, w.around(siteB, true, false)...) }, 0, 0, 0, "a"},
-		{"a is heard by nobody", two, func(w *world) { w.cut(time.Minute, w.around(siteA, true, false)...) }, 1, 1, d + 2*time.Second, "b"},
-		{"a hears nobody", two, func(w *world) { w.cut(time.Minute, w.around(siteA, false, true)...) }, 1, 1, 2*time.Second + 3*d + 3*time.Second, "b"},
-		{"a sees one witness only", two, func(w *world) { w.cut(time.Minute, pairs([]int{siteA}, siteB, siteW1, siteW2)...) }, 1, 1, 3*d + 2*time.Second, "b"},
-		{"a sees half of six, two witnesses among them", three, func(w *world) { w.cut(time.Minute, pairs([]int{0}, 1, 2, 5)...) }, 1, 1, 4*d + 2*time.Second, ""},
+		{"a and b cut, both see the witnesses", two, func(w *world) { w.cut(time.Minute, pairs([]int{siteA}, siteB)...) }, 0, 0, 0, "a", true},
+		{"b hears nobody", two, func(w *world) { w.cut(time.Minute, w.around(siteB, false, true)...) }, 0, 0, 0, "a", true},
+		{"b is heard by nobody", two, func(w *world) { w.cut(time.Minute, w.around(siteB, true, false)...) }, 0, 0, 0, "a", true},
+		{"a is heard by nobody", two, func(w *world) { w.cut(time.Minute, w.around(siteA, true, false)...) }, 1, 1, d + 2*time.Second, "b", false},
+		{"a hears nobody", two, func(w *world) { w.cut(time.Minute, w.around(siteA, false, true)...) }, 1, 1, 2*time.Second + 3*d + 3*time.Second, "b", false},
+		{"a sees one witness only", two, func(w *world) { w.cut(time.Minute, pairs([]int{siteA}, siteB, siteW1, siteW2)...) }, 1, 1, 3*d + 2*time.Second, "b", false},
+		{"a sees half of six, two witnesses among them", three, func(w *world) { w.cut(time.Minute, pairs([]int{0}, 1, 2, 5)...) }, 1, 1, 4*d + 2*time.Second, "", false},
 		{"chained: a - w1 - b", two, func(w *world) {
 			w.cut(time.Minute, pairs([]int{siteA}, siteB, siteW2, siteW3)...)
 			w.cut(time.Minute, pairs([]int{siteB}, siteW2, siteW3)...)
-		}, 1, 1, 0, ""}, // neither has a majority; afterwards either may be first
-		{"a flaps, 2 s up, 2 s down, for 2 min", two, func(w *world) { w.flapSite(siteA, 30) }, 1, 1 << 20, 0, ""},
-		{"one link flaps", two, func(w *world) { w.flap(siteA, siteW1, 30) }, 0, 0, 0, "a"},
-		{"a witness is slow, not dead", two, func(w *world) { w.witnesses[0].slow = 3 * time.Second }, 0, 0, 0, "a"},
-		{"2 s more on every round trip, 500 ms of jitter", two, func(w *world) { w.slowLinks(time.Minute, 750*time.Millisecond, 500*time.Millisecond) }, 0, 0, 0, "a"},
+		}, 1, 1, 0, "", false}, // neither has a majority; afterwards either may be first
+		{"a flaps, 2 s up, 2 s down, for 2 min", two, func(w *world) { w.flapSite(siteA, 30) }, 1, 1 << 20, 0, "", false},
+		{"one link flaps", two, func(w *world) { w.flap(siteA, siteW1, 30) }, 0, 0, 0, "a", true},
+		{"a witness is slow, not dead", two, func(w *world) { w.witnesses[0].slow = 3 * time.Second }, 0, 0, 0, "a", true},
+		{"2 s more on every round trip, 500 ms of jitter", two, func(w *world) { w.slowLinks(time.Minute, 750*time.Millisecond, 500*time.Millisecond) }, 0, 0, 0, "a", true},
 		{"two candidates at once", three, func(w *world) {
 			w.regionDown(w.regions[0], 5*time.Minute)
 			for _, r := range w.regions[1:] {
@@ -70,15 +74,16 @@ func TestScenarios(t *testing.T) {
 					})
 				}
 			}
-		}, 1, 1, d + 3*time.Second, ""},
-		{"a loses its quorum", two, func(w *world) { w.regionDown(w.regions[0], time.Minute) }, 1, 1, d + 2*time.Second, "b"},
-		{"a's disks hang", two, func(w *world) { w.hang(w.regions[0], time.Minute) }, 1, 1, d + 1500*time.Millisecond + 2*time.Second, "b"},
-		{"a's leader is frozen", two, func(w *world) { w.freeze(w.regions[0].cur, time.Minute) }, 0, 1, 0, "a"},
-		{"a witness is lost", two, func(w *world) { w.crash(w.witnesses[0], time.Hour) }, 0, 0, 0, "a"},
-		{"b is lost", two, func(w *world) { w.regionDown(w.regions[1], time.Minute) }, 0, 0, 0, "a"},
+		}, 1, 1, 2*d + 3*time.Second, "", false}, // D more: an Accept that gets no majority keeps the voters that took it
+		{"a loses its quorum", two, func(w *world) { w.regionDown(w.regions[0], time.Minute) }, 1, 1, d + 2*time.Second, "b", false},
+		{"a's disks hang", two, func(w *world) { w.hang(w.regions[0], time.Minute) }, 1, 1, d + 1500*time.Millisecond + 2*time.Second, "b", false},
+		{"a's leader is frozen", two, func(w *world) { w.freeze(w.regions[0].cur, time.Minute) }, 0, 1, 0, "a", false},
+		{"a witness is lost", two, func(w *world) { w.crash(w.witnesses[0], time.Hour) }, 0, 0, 0, "a", true},
+		{"b is lost", two, func(w *world) { w.regionDown(w.regions[1], time.Minute) }, 0, 0, 0, "a", true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			var longest time.Duration
+			var longest, unowned time.Duration
+			lost := 0
 			promotions, lapses := 0, 0
 			for seed := uint64(1); seed <= 20; seed++ {
 				w := newWorld(c.shape, seed)
@@ -90,11 +95,16 @@ func TestScenarios(t *testing.T) {
 					bad("%q owns the partition at first", h)
 				}
 				before, began := w.count, w.now
+				w.parts[0].unowned = 0
 				c.fault(w)
 				w.run(began + 2*time.Minute + 10*time.Second)
 				if w.bad != "" {
 					bad("%s", w.bad)
 				}
+				if c.kept && w.count.leasesLost > before.leasesLost {
+					bad("%d leases are lost", w.count.leasesLost-before.leasesLost)
+				}
+				unowned, lost = max(unowned, w.parts[0].unowned), lost+w.count.leasesLost-before.leasesLost
 				p, l := w.count.promotions-before.promotions, w.count.lapses-before.lapses
 				promotions, lapses = max(promotions, p), max(lapses, l)
 				if p > c.promotions || l > c.lapses {
@@ -112,6 +122,7 @@ func TestScenarios(t *testing.T) {
 				}
 			}
 			t.Logf("at most %d promotions and %d lapses; longest until another region owns it: %v", promotions, lapses, longest.Round(time.Millisecond))
+			t.Logf("TABLE | %s | %d | %d | %v | %d |", c.name, promotions, lapses, unowned.Round(10*time.Millisecond), lost)
 		})
 	}
 }

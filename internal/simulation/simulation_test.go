@@ -87,14 +87,14 @@ func TestWorlds(t *testing.T) {
 	took := max(cpu()-began, time.Millisecond)
 	t.Logf("%.1f hours: %v\n%d events, %.0f a second of processor time, %.0f hours a minute of it",
 		*flagHours, total, events, float64(events)/took.Seconds(), *flagHours/took.Minutes())
-	if *flagHours >= 6 && (total.promotions == 0 || total.resumes == 0 || total.drops == 0 || total.configurations == 0 || total.i7 == 0 || total.believed == 0 || total.releases == 0) {
+	if *flagHours >= 6 && (total.promotions == 0 || total.resumes == 0 || total.drops == 0 || total.configurations == 0 || total.i7 == 0 || total.believed == 0 || total.releases == 0 || total.drains == 0 || total.aborts == 0 || total.wipes == 0) {
 		t.Errorf("the worlds see too little: %v", total)
 	}
 }
 
 func (c counts) String() string {
-	return fmt.Sprintf("%d messages (%d lost), %d faults, %d terms, %d promotions, %d resumptions, %d lapses, %d drops, %d releases, %d configurations (%d times settled), I7 looked at %d times, %d grants, %d looks at beliefs",
-		c.messages, c.lost, c.faults, c.elections, c.promotions, c.resumes, c.lapses, c.drops, c.releases, c.configurations, c.settled, c.i7, c.grants, c.believed)
+	return fmt.Sprintf("%d messages (%d lost), %d faults, %d terms, %d promotions, %d resumptions, %d lapses, %d drops, %d drains (%d aborted), %d releases, %d wiped regions, %d configurations (%d times settled), I7 looked at %d times, %d grants, %d leases lost, %d looks at beliefs",
+		c.messages, c.lost, c.faults, c.elections, c.promotions, c.resumes, c.lapses, c.drops, c.drains, c.aborts, c.releases, c.wipes, c.configurations, c.settled, c.i7, c.grants, c.leasesLost, c.believed)
 }
 
 // usual is the cluster by which the simulation's speed is told.

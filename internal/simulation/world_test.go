@@ -89,6 +89,8 @@ type counts struct {
 	configurations, settled     int
 	i7                          int
 	grants, believed, releases  int
+	drains, aborts, wipes       int
+	leasesLost                  int
 }
 
 func (c *counts) add(o counts) {
@@ -106,6 +108,10 @@ func (c *counts) add(o counts) {
 	c.grants += o.grants
 	c.believed += o.believed
 	c.releases += o.releases
+	c.drains += o.drains
+	c.aborts += o.aborts
+	c.wipes += o.wipes
+	c.leasesLost += o.leasesLost
 }
 
 // site is a place: a region or a witness, by its place in the matrix of links.
@@ -166,8 +172,9 @@ type watched struct {
 	holds     []*hold
 	lastEpoch fence.Epoch
 	lastOwner string
-	// lost is when the last hold ended, promoted when its last epoch began.
-	lost, promoted time.Duration
+	// lost is when the last hold ended, promoted when its last epoch began; unowned
+	// is the longest time between two holds.
+	lost, promoted, unowned time.Duration
 }
 
 // hold is what one leader believes.
