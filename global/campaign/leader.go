@@ -412,7 +412,12 @@ func (l *Leader) Forget(round uint64) {
 
 func (l *Leader) clock(now instant.Instant) { l.now = max(l.now, now) }
 
-func (l *Leader) emit(e Effect) { l.out = append(l.out, e) }
+func (l *Leader) emit(e Effect) {
+	if l.out == nil {
+		l.out = make([]Effect, 0, len(l.cfg.Voters)+2) // a round, and a little
+	}
+	l.out = append(l.out, e)
+}
 
 func (l *Leader) take() []Effect {
 	out := l.out

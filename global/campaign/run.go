@@ -353,7 +353,7 @@ func (l *Leader) againAt(t *tally) instant.Instant {
 		at    instant.Instant
 		voter int
 	}
-	var ends []end
+	ends := make([]end, 0, len(t.answers))
 	for i, a := range t.answers {
 		if a.given && a.rule == register.RuleV2Running {
 			ends = append(ends, end{a.over, i})
