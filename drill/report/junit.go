@@ -93,9 +93,13 @@ func (r *Report) WriteJUnit(w io.Writer) error {
 	return err
 }
 
-// Figures are the measured values in one line.
+// Figures are the measured values in one line; scripts/drills-table.sh reads the
+// first of them.
 func (r *Report) Figures() string {
-	var out []string
+	out := []string{fmt.Sprintf("D %d ms, %d promotions, %.0f ms unowned, %d leases lost", r.DMS, r.Promotions, r.UnownedMS, r.Lost)}
+	if r.FailoverMS > 0 {
+		out[0] += fmt.Sprintf(", failover %d ms", r.FailoverMS)
+	}
 	for _, e := range r.Expectations {
 		text := e.Text + ": " + e.State
 		if e.Measured != "" {

@@ -48,6 +48,12 @@ type Report struct {
 	DMS        int64     `json:"d_ms"`
 	RTTMS      int64     `json:"rtt_ms"`
 
+	// Promotions of any partition, the longest time that one was without an owner, as
+	// the questions saw it, and the leases that workers lost.
+	Promotions int     `json:"promotions"`
+	UnownedMS  float64 `json:"unowned_ms"`
+	Lost       int     `json:"lost"`
+
 	// Of a drill with a frozen worker: from the first fault to the first write
 	// accepted under the new token, and to the new owner's head lease.
 	FailoverMS        int64       `json:"failover_ms,omitempty"`
@@ -180,6 +186,7 @@ func New(h Header, r *check.Record, v check.Verdict) *Report {
 	}
 	out.addFaults(r)
 	out.addReigns(r)
+	out.addSums(r)
 	out.addRates(r)
 	out.addEvents(r)
 	for i, x := range v.Violations {
@@ -233,6 +240,33 @@ func (r *Report) addReigns(rec *check.Record) {
 			continue
 		}
 		r.Reigns = append(r.Reigns, Reign{x.Partition, x.Region, x.Epoch, r.clamp(x.From), r.clamp(x.Until)})
+	}
+}
+
+// addSums adds what a table of drills shows.
+func (r *Report) addSums(rec *check.Record) {
+	r.Promotions = len(check.Changes(rec))
+	for _, p := range r.Partitions {
+		held := float64(-1) // until then, by the reigns so far
+		for _, x := range slices.SortedFunc(slices.Values(r.Reigns), func(a, b Reign) int { return cmp.Compare(a.FromMS, b.FromMS) }) {
+			if x.Partition != p {
+				continue
+			}
+			if held >= 0 {
+				r.UnownedMS = max(r.UnownedMS, x.FromMS-held)
+			}
+			held = max(held, x.UntilMS)
+		}
+		if held >= 0 {
+			r.UnownedMS = max(r.UnownedMS, float64(r.DurationMS)-held)
+		}
+	}
+	for _, a := range rec.Actors {
+		for _, e := range a.Events {
+			if e.Kind == check.Lost && e.At > rec.Began && e.At <= rec.Ended {
+				r.Lost++
+			}
+		}
 	}
 }
 

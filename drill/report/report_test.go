@@ -6,6 +6,7 @@ import (
 	"encoding/xml"
 	"errors"
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -163,6 +164,25 @@ func TestReportText(t *testing.T) {
 		t.Fatal(err)
 	}
 	golden(t, "report.txt", b.Bytes())
+}
+
+// A table of drills begins with these.
+func TestSums(t *testing.T) {
+	r := example()
+	if r.Promotions != 1 || r.Lost != 1 || r.UnownedMS < 1000 || r.UnownedMS > 1300 {
+		t.Errorf("%d promotions, %d lost, %v ms unowned", r.Promotions, r.Lost, r.UnownedMS)
+	}
+	r.FailoverMS = 3104
+	want := fmt.Sprintf("D 2000 ms, 1 promotions, %.0f ms unowned, 1 leases lost, failover 3104 ms; promoted within ", r.UnownedMS)
+	if got := r.Figures(); !strings.HasPrefix(got, want) {
+		t.Errorf("%s; want %s", got, want)
+	}
+	r.Reigns = r.Reigns[:1] // nobody took over
+	r.Promotions, r.UnownedMS, r.Lost = 0, 0, 0
+	r.addSums(&check.Record{Began: at(1000), Ended: at(11000)})
+	if r.UnownedMS < 7000 {
+		t.Errorf("%v ms unowned, up to the end", r.UnownedMS)
+	}
 }
 
 // Scripts were promised these keys of a drill with a frozen worker.
