@@ -17,7 +17,12 @@ type Claim struct {
 	Of, By      string
 	Number      uint64
 	From, Until instant.Instant
+	word        word
 }
+
+// word tells one region's leader, since it last began anew, from others: what it
+// says of itself is not said of them.
+type word struct{ term, restarts uint64 }
 
 // Lapse is an owner's word that it holds its partition no more.
 type Lapse struct {
@@ -36,6 +41,10 @@ type Ledger struct {
 	// seen to have passed.
 	until  map[string]instant.Instant
 	lapsed map[string]bool
+	// asked is when the question of a partition's newest claim was asked, gaveUp
+	// when an owner had given it up.
+	asked  map[string]instant.Instant
+	gaveUp map[string]Claim
 }
 
 // Observe takes an answer; they must come in the order in which they were
@@ -43,9 +52,15 @@ type Ledger struct {
 func (l *Ledger) Observe(a Answer) {
 	if l.Owners == nil {
 		l.Owners, l.until, l.lapsed = map[string]Claim{}, map[string]instant.Instant{}, map[string]bool{}
+		l.asked, l.gaveUp = map[string]instant.Instant{}, map[string]Claim{}
 	}
 	for _, h := range a.Says {
 		last, known := l.Owners[h.Partition]
+		said := word{a.Term, a.Restarts}
+		if h.Left <= 0 && known && a.Term != 0 && last.By == a.Region && last.word == said && a.Answered < l.until[h.Partition] {
+			l.giveUp(last, a.Answered)
+			continue
+		}
 		if h.Left <= 0 {
 			// A new leader holds nothing before a round of its own; the partition
 			// has not lapsed while what the one before held goes on.
@@ -56,14 +71,33 @@ func (l *Ledger) Observe(a Answer) {
 			}
 			continue
 		}
-		c := Claim{Of: h.Partition, By: a.Region, Number: h.Epoch, From: a.Answered, Until: a.Asked.Add(h.Left)}
+		c := Claim{Of: h.Partition, By: a.Region, Number: h.Epoch, From: a.Answered, Until: a.Asked.Add(h.Left), word: said}
+		if g, ok := l.gaveUp[h.Partition]; ok && g.By == c.By && g.word == said && a.Asked < g.Until {
+			continue // said before it gave up, and heard after
+		}
 		l.Claims = append(l.Claims, c)
 		if !known || c.Number >= last.Number {
 			l.Owners[h.Partition] = c
+			l.asked[h.Partition] = max(l.asked[h.Partition], a.Asked)
 			l.until[h.Partition] = max(l.until[h.Partition], c.Until)
 			l.lapsed[h.Partition] = false
 		}
 	}
+}
+
+// giveUp: the very leader that held a partition says that it does not, before
+// its time, as at a planned transfer. For certain it held it when it was last
+// asked and said that it does.
+func (l *Ledger) giveUp(last Claim, at instant.Instant) {
+	held := l.asked[last.Of]
+	for i := range l.Claims {
+		if c := &l.Claims[i]; c.Of == last.Of && c.By == last.By && c.word == last.word {
+			c.Until = min(c.Until, held)
+		}
+	}
+	l.until[last.Of], l.lapsed[last.Of] = held, true
+	last.Until = at
+	l.gaveUp[last.Of] = last
 }
 
 func ledgerOf(answers []Answer) *Ledger {
@@ -190,6 +224,9 @@ func Reigns(r *Record) []Reign {
 	var out []Reign
 	last := map[string]int{}
 	for _, c := range inOrder(ledgerOf(r.Answers).Claims) {
+		if c.Until <= c.From {
+			continue
+		}
 		key := fmt.Sprintf("%s %s %d", c.Of, c.By, c.Number)
 		i, ok := last[key]
 		if ok && c.From <= out[i].Until {

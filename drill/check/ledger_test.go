@@ -69,6 +69,38 @@ func TestLedgerTakesTheSurestSpan(t *testing.T) {
 	}
 }
 
+// An owner that says before its time that it holds a partition no more has given
+// it up, and the next one may have it at once; only its own word counts for that.
+func TestLedgerCutsWhatIsGivenUp(t *testing.T) {
+	held := func(term uint64, asked int64, left int64) Answer {
+		return Answer{Region: "eu", Term: term, Asked: at(asked), Answered: at(asked + 2), Says: []Said{{"p", 1, time.Duration(left) * time.Millisecond}}}
+	}
+	next := Answer{Region: "us", Term: 7, Asked: at(60), Answered: at(62), Says: []Said{{"p", 2, 50 * time.Millisecond}}}
+	restarted := held(3, 40, 0)
+	restarted.Restarts = 1
+	late := held(3, 25, 100) // to another server, and slow
+	late.Answered = at(45)
+	for name, c := range map[string]struct {
+		answers []Answer
+		overlap bool
+	}{
+		"given up":                        {[]Answer{held(3, 10, 100), held(3, 30, 100), held(3, 40, 0), next}, false},
+		"not given up":                    {[]Answer{held(3, 10, 100), held(3, 30, 100), next}, true},
+		"a new leader's word":             {[]Answer{held(3, 10, 100), held(3, 30, 100), held(4, 40, 0), next}, true},
+		"the word of one that began anew": {[]Answer{held(3, 10, 100), held(3, 30, 100), restarted, next}, true},
+		"an answer from before":           {[]Answer{held(3, 10, 100), held(3, 40, 0), late, next}, false},
+		"taken again":                     {[]Answer{held(3, 10, 100), held(3, 40, 0), held(3, 50, 100), next}, true},
+	} {
+		l := ledgerOf(c.answers)
+		if found := judge(headLeases, l.Claims); len(found) > 0 != c.overlap {
+			t.Errorf("%s: %v", name, found)
+		}
+		if len(l.Lapses) > 0 {
+			t.Errorf("%s: to give up is no lapse: %v", name, l.Lapses)
+		}
+	}
+}
+
 func TestLedgerSeesLapsesOnce(t *testing.T) {
 	var l Ledger
 	say := func(region string, ms int64, epoch uint64, left time.Duration) {
