@@ -1,10 +1,8 @@
 package inprocess_test
 
 import (
-	"context"
 	"errors"
 	"strings"
-	"sync"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -19,30 +17,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var _ markstore.Store = (*inprocess.Guard)(nil)
 
-// data is what the guard guards.
-type data struct {
-	*inprocess.Guard
-	mu     sync.Mutex
-	values map[string]string
-}
-
-func (d *data) Write(ctx context.Context, resource string, token fence.Token, value string) error {
-	return d.Do(ctx, resource, token, func(context.Context) error {
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		d.values[resource] = value
-		return nil
-	})
-}
-
-func (d *data) Value(_ context.Context, resource string) (string, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.values[resource], nil
-}
-
 func TestGuardAgainstModel(t *testing.T) {
-	fencetest.Run(t, &data{Guard: inprocess.New(inprocess.Options{}), values: map[string]string{}}, "lock/")
+	fencetest.Run(t, fencetest.Handled(inprocess.New(inprocess.Options{})), "lock/")
 }
 
 // No mark is forgotten for the sake of another one.

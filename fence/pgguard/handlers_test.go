@@ -3,7 +3,6 @@ package pgguard
 import (
 	"context"
 	"errors"
-	"sync"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -63,30 +62,8 @@ func TestGuardAgainstTheCommonModel(t *testing.T) {
 	fencetest.Run(t, rows{New(), pool}, "lock/")
 }
 
-// data is in this process and guarded by marks in the database.
-type data struct {
-	*Handlers
-	mu     sync.Mutex
-	values map[string]string
-}
-
-func (d *data) Write(ctx context.Context, resource string, token fence.Token, value string) error {
-	return d.Do(ctx, resource, token, func(context.Context) error {
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		d.values[resource] = value
-		return nil
-	})
-}
-
-func (d *data) Value(_ context.Context, resource string) (string, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.values[resource], nil
-}
-
 func TestHandlersAgainstTheCommonModel(t *testing.T) {
-	fencetest.Run(t, &data{Handlers: NewHandlers(relaxed(t)), values: map[string]string{}}, "lock/")
+	fencetest.Run(t, fencetest.Handled(NewHandlers(relaxed(t))), "lock/")
 }
 
 // A claim of another process waits for a running handler, and nothing of a lower token begins

@@ -3,7 +3,6 @@ package redisguard
 import (
 	"context"
 	"errors"
-	"sync"
 	"testing"
 	"time"
 
@@ -25,32 +24,10 @@ func handlers(t testing.TB, g *Guard, running time.Duration) *Handlers {
 	return h
 }
 
-// handled is data in this process, guarded by marks in Redis.
-type handled struct {
-	*Handlers
-	mu     sync.Mutex
-	values map[string]string
-}
-
-func (d *handled) Write(ctx context.Context, resource string, token fence.Token, value string) error {
-	return d.Do(ctx, resource, token, func(context.Context) error {
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		d.values[resource] = value
-		return nil
-	})
-}
-
-func (d *handled) Value(_ context.Context, resource string) (string, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.values[resource], nil
-}
-
 func TestHandlersAgainstTheCommonModel(t *testing.T) {
 	s := startServer(t)
 	g, c := s.guard(Options{})
-	fencetest.Run(t, &handled{Handlers: handlers(t, g, 0), values: map[string]string{}}, "lock/")
+	fencetest.Run(t, fencetest.Handled(handlers(t, g, 0)), "lock/")
 	if keys := c.Keys(t.Context(), "*running*").Val(); len(keys) != 0 {
 		t.Errorf("%d effects count as running when all have ended", len(keys))
 	}
