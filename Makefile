@@ -32,7 +32,7 @@ help: ## list the targets
 build: ## bin/headlease and bin/headlease-witness, static
 	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/...
 
-test: unit histories simulation processes drills fuzz-short ## all tests, the drills, and a short run of each fuzz target
+test: unit histories simulation processes drills orders-short fuzz-short ## all tests, the drills, a short run of the orders, and of each fuzz target
 
 unit: need-cc need-redis need-postgres need-references # tests inside one process, with the race detector
 	go test -race -timeout 15m $(OTHERS)
@@ -155,6 +155,7 @@ FORCE:
 demo-orders: build bin/orders need-redis need-postgres ## orders of accounts in order, while workers are killed, frozen and redeployed; real Redis and PostgreSQL
 	bin/orders run
 
+# Half a minute, on a busy machine up to twice that; it waits for what it needs and does not go by the clock.
 orders-short: build bin/orders need-redis need-postgres ## the same in half a minute
 	bin/orders run --messages 5000 --accounts 200 --over 8s
 
