@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/headlease/headlease/fence"
+	"github.com/headlease/headlease/internal/link"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
 
@@ -127,7 +128,7 @@ func errorOf(err error) error {
 		return err // of this package, not of a call
 	}
 	st := status.Convert(err)
-	e := &Error{Code: st.Code(), Text: st.Message()}
+	e := &Error{Code: st.Code(), Text: link.Reason(err)}
 	for _, d := range st.Details() {
 		if detail, ok := d.(*pb.ErrorDetail); ok {
 			e.Detail = detail

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"google.golang.org/grpc/status"
-
 	"github.com/headlease/headlease/detector"
 	"github.com/headlease/headlease/internal/clusterfile"
 	"github.com/headlease/headlease/internal/link"
@@ -129,7 +127,7 @@ func (s *Server) askToJoin(ctx context.Context) error {
 		cancel()
 		switch {
 		case err != nil:
-			errs = append(errs, fmt.Errorf("%s: %s", p.Name, status.Convert(err).Message()))
+			errs = append(errs, fmt.Errorf("%s: %s", p.Name, link.Reason(err)))
 		case res.GetFeatureLevel() > s.cfg.MaxLevel:
 			return &tooOldError{res.GetFeatureLevel(), s.cfg.MaxLevel}
 		default:

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -82,8 +83,13 @@ type Unreachable struct {
 }
 
 func (u *Unreachable) Error() string {
-	return fmt.Sprintf("%s did not answer on the %s plane at %s: %s; start it, or correct its address in the cluster file",
-		u.Process.Identity(), u.Plane, addressOf(u.Process, u.Plane), status.Convert(u.Err).Message())
+	who, address := u.Process.Identity(), addressOf(u.Process, u.Plane)
+	why := strings.TrimPrefix(link.Reason(u.Err), fmt.Sprintf("dial %s of %s at %s: ", u.Plane, who, address))
+	remedy := "start it, or correct its address in the cluster file"
+	if link.RefusedHandshake(u.Err) {
+		remedy = "both ends need certificates of one set, made for their names, or both --insecure"
+	}
+	return fmt.Sprintf("%s did not answer on the %s plane at %s: %s; %s", who, u.Plane, address, why, remedy)
 }
 
 // Unwrap is the cause.

@@ -128,6 +128,9 @@ func (c *Cluster) Transfer(ctx context.Context, t Transfer) (*Transferred, error
 	if t.Progress == nil {
 		t.Progress = func(TransferProgress) {}
 	}
+	if len(c.file.RegionProcesses(t.To)) == 0 {
+		return nil, fmt.Errorf("--to %q is not a region of the cluster file", t.To)
+	}
 	from, p, err := c.Holder(ctx, t.Partition)
 	if err != nil {
 		return nil, err

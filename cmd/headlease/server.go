@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -193,7 +194,8 @@ func serversVerdict(list []regionServers) error {
 	var errs []error
 	for _, r := range list {
 		if r.Error != "" {
-			errs = append(errs, fmt.Errorf("region %s has no leader that answers: %s", r.Region, r.Error))
+			why, _, _ := strings.Cut(r.Error, "\n") // the list has the others
+			errs = append(errs, fmt.Errorf("region %s has no leader that answers: %s", r.Region, why))
 		}
 	}
 	return errors.Join(errs...)

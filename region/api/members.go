@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/headlease/headlease/internal/link"
 	"github.com/headlease/headlease/internal/policy"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 	"github.com/headlease/headlease/region/members"
@@ -114,7 +115,7 @@ func (g *Group) ask(ctx context.Context, m *members.Member, term uint64) {
 	res, err := g.Ask(ctx, m.Name)
 	switch {
 	case err != nil:
-		m.Problem = "no answer: " + status.Convert(err).Message()
+		m.Problem = "no answer: " + link.Reason(err)
 		return
 	case res.GetRaftId() != m.RaftID:
 		// Another data directory under a known name speaks for nobody [F3].

@@ -13,6 +13,7 @@ import (
 	"github.com/headlease/headlease/global/config"
 	"github.com/headlease/headlease/global/register"
 	"github.com/headlease/headlease/internal/instant"
+	"github.com/headlease/headlease/internal/link"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 	"github.com/headlease/headlease/region/state"
 )
@@ -314,7 +315,7 @@ func (s *Shell) unanswered(leader *campaign.Leader, voter string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.leader == leader && !errors.Is(err, context.Canceled) && status.Code(err) != codes.Canceled {
-		s.report(Problem{voter, status.Convert(err).Message(), false})
+		s.report(Problem{voter, link.Reason(err), false})
 	}
 }
 

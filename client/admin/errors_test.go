@@ -1,0 +1,34 @@
+package admin
+
+import (
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/headlease/headlease/internal/clusterfile"
+	"github.com/headlease/headlease/internal/link"
+)
+
+func TestTransferToARegionThatIsNone(t *testing.T) {
+	f := clusterfile.File{Regions: []clusterfile.Region{{Name: "eu", Servers: []clusterfile.Server{{Name: "eu-1"}}}}}
+	_, err := New(f, nil).Transfer(t.Context(), Transfer{Partition: "east", To: "ap"}) // without links: it asks nobody
+	if want := `--to "ap" is not a region of the cluster file`; err == nil || err.Error() != want {
+		t.Errorf("%v, want %s", err, want)
+	}
+}
+
+func TestUnreachableSaysOnceWhereAndWhatToDo(t *testing.T) {
+	w1 := clusterfile.Process{Role: "witness", Name: "w1", Votes: "10.9.1.1:7601"}
+	const at = `dial votes of witness/w1 at 10.9.1.1:7601: `
+	for message, want := range map[string]string{
+		`connection error: desc = "transport: Error while dialing: ` + at + `dial tcp 10.9.1.1:7601: connect: connection refused"`: "connection refused; start it, or correct its address in the cluster file",
+		"context deadline exceeded": "context deadline exceeded; start it, or correct its address in the cluster file",
+		`connection error: desc = "transport: authentication handshake failed: ` + at + `TLS: \"x\" is unknown"`: `TLS: "x" is unknown; both ends need certificates of one set, made for their names, or both --insecure`,
+	} {
+		err := &Unreachable{Process: w1, Plane: link.PlaneVotes, Err: status.Error(codes.Unavailable, message)}
+		if got, want := err.Error(), "witness/w1 did not answer on the votes plane at 10.9.1.1:7601: "+want; got != want {
+			t.Errorf("got  %s\nwant %s", got, want)
+		}
+	}
+}
