@@ -77,11 +77,18 @@ are changed by 'headlease witness' and 'headlease region'.` + resumable,
 				return err
 			}
 			return a.change(cmd.Context(), timeout, func(ctx context.Context, c *cluster.Cluster, progress func(string)) (*pb.ClusterConfiguration, error) {
+				differs := false
 				conf, err := c.Change(ctx, cluster.Change{
 					Goal: reconfigure.Settings(f), Progress: progress,
-					Confirm: func(diff []string) error { return a.confirm(yes, diff) },
+					Confirm: func(diff []string) error {
+						differs = true
+						return a.confirm(yes, diff)
+					},
 				})
 				if err == nil {
+					if !differs {
+						progress("the cluster has the settings of the file")
+					}
 					for _, line := range reconfigure.Drift(f, conf) {
 						progress("note: " + line)
 					}

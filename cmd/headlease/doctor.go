@@ -30,7 +30,7 @@ Give it the process's name, and it looks with that process's certificate. It tak
 at most 15 seconds, works before init and beside a running process, and leaves
 nothing behind. It exits with 1 when something failed; processes that do not run yet
 are warnings.`,
-		Example: `  headlease doctor -f cluster.yaml --name eu-1 --data-dir /var/lib/headlease --certs /etc/headlease
+		Example: `  headlease doctor -f cluster.yaml --name eu-1 --data-dir /var/lib/headlease --certs /etc/headlease/certs
   headlease doctor --name w1 --json`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -80,6 +81,9 @@ func exitCode(err error, stderr io.Writer) int {
 func usage(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if err := check(cmd, args); err != nil {
+			if strings.Contains(err.Error(), "arg(s)") { // cobra counts, and names none
+				err = fmt.Errorf("received %s; write '%s'", count(len(args), "argument"), cmd.UseLine())
+			}
 			return &usageError{cmd.CommandPath(), err}
 		}
 		return nil

@@ -39,7 +39,7 @@ are read again when the cluster file changes, and at once on SIGHUP.
 
 It ends when its disk fails or hangs, on SIGTERM and on an interrupt, handing its
 leadership over first.`,
-		Example: `  headlease region -f cluster.yaml --name eu-1 --data-dir /var/lib/headlease --certs /etc/headlease`,
+		Example: `  headlease region -f cluster.yaml --name eu-1 --data-dir /var/lib/headlease --certs /etc/headlease/certs`,
 		Args:    usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			f, err := a.clusterFile()

@@ -55,7 +55,7 @@ keeps a few hundred bytes per partition and no leases. It votes after
 'headlease init' has configured it.
 
 It ends when its disk fails or hangs, on SIGTERM and on an interrupt.`,
-		Example: `  headlease witness -f cluster.yaml --name w1 --data-dir /var/lib/headlease --certs /etc/headlease`,
+		Example: `  headlease witness -f cluster.yaml --name w1 --data-dir /var/lib/headlease --certs /etc/headlease/certs`,
 		Args:    e.Args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			file, err := e.File()

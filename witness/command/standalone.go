@@ -98,7 +98,7 @@ func standalone(stderr io.Writer) *cobra.Command {
 	})
 	cmd.Use = "headlease-witness"
 	cmd.Short = "A witness of a Headlease cluster, and nothing else"
-	cmd.Example = `  headlease-witness -f cluster.yaml --name w1 --data-dir /var/lib/headlease --certs /etc/headlease`
+	cmd.Example = `  headlease-witness -f cluster.yaml --name w1 --data-dir /var/lib/headlease --certs /etc/headlease/certs`
 	cmd.Version = version.String()
 	cmd.SilenceErrors, cmd.SilenceUsage = true, true
 	cmd.CompletionOptions.DisableDefaultCmd = true
