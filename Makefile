@@ -24,7 +24,7 @@ HISTORIES := ./region/histories
 SIMULATION := ./internal/simulation
 OTHERS = $(filter-out $(shell go list $(PROCESSES) $(HISTORIES) $(SIMULATION)),$(shell go list ./...))
 
-.PHONY: bench-peers build test unit simulation sim soak-sim mutants-sim histories soak-histories mutants processes race verify fmt vet lint proto tidy hygiene generate fuzz-short explore spec spec-full bench demo drills drills-all drills-netns drill-operator planted scale scale-numbers soak failovers drills-table scenarios-table mutants-rules clean help
+.PHONY: bench-peers build test unit simulation sim soak-sim mutants-sim histories soak-histories mutants processes race verify fmt vet lint proto tidy hygiene generate fuzz-short explore spec spec-full bench demo drills drills-all drills-netns drill-operator drill-force-quorum planted scale scale-numbers soak failovers drills-table scenarios-table mutants-rules clean help
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -141,6 +141,9 @@ drills-all: build ## every drill RUNS (3) times, a line each in RESULTS (drills.
 drills-netns: build need-ip need-nft need-nsenter ## cuts by packet filters between network namespaces (NETNS_DRILLS); root; a line each in RESULTS (drills-netns.tsv)
 	go test -count=1 ./internal/netns -netns
 	scripts/drills-netns.sh $(or $(RESULTS),drills-netns.tsv) $(NETNS_DRILLS)
+
+drill-force-quorum: ## a majority of the voters destroyed, and the runbook of docs/operations.md, on real processes
+	go test -count=1 -v -timeout 20m -run TestF16ForceQuorum ./internal/e2e
 
 drill-operator: build ## drills of a cluster that was started as an operator would, with drill agents
 	scripts/drill-operator.sh

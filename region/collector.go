@@ -31,12 +31,17 @@ var (
 	descEpoch       = telemetry.Desc(telemetry.PartitionEpoch, "Highest epoch of the partition that this region ever adopted.", telemetry.LabelPartition)
 )
 
+var (
+	descEra        = telemetry.Desc(telemetry.Era, "Era of the configuration in force: how often force-quorum has begun one.")
+	descEraStopped = telemetry.Desc(telemetry.EraStopped, "1 if this voter has met another era and votes no more until an operator acts.")
+)
+
 type collector struct{ s *Server }
 
 func (c collector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		descLeader, descTerm, descCommit, descApplied, descLast, descContact, descVoters, descInitialised, descQueued, descInFlight, descInside,
-		descPulseAge, descSessions, descLeases, descWaiters, descResources, descHeld, descLeft, descEpoch,
+		descPulseAge, descSessions, descLeases, descWaiters, descResources, descHeld, descLeft, descEpoch, descEra, descEraStopped,
 	} {
 		out <- d
 	}
@@ -77,6 +82,8 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 	}
 
 	view := c.s.replica.View()
+	gauge(descEra, float64(view.Configuration().GetEra().GetCounter()))
+	gauge(descEraStopped, telemetry.Bool(view.EraStop() != nil))
 	n := view.Counts()
 	gauge(descSessions, float64(n.Sessions))
 	gauge(descLeases, float64(n.Leases))

@@ -182,14 +182,14 @@ func TestTheLevelRisesWhenEveryServerKnowsIt(t *testing.T) {
 	}
 	held("an older server does not answer")
 	g.start("eu-3")
-	for until := time.Now().Add(patience); g.list().List.GetFeatureLevel() != 2; <-time.After(100 * time.Millisecond) {
+	for until := time.Now().Add(patience); g.list().List.GetFeatureLevel() != 3; <-time.After(100 * time.Millisecond) {
 		if time.Now().After(until) {
-			t.Fatalf("all know level 2, and it is not raised: %v", g.list().List)
+			t.Fatalf("all know level 3, and it is not raised: %v", g.list().List)
 		}
 	}
 
 	g.start("eu-4", older, func(c *region.Config) { c.Join = true })
-	const text = "the region uses feature level 2 and this program knows level 1; start a newer program"
+	const text = "the region uses feature level 3 and this program knows level 1; start a newer program"
 	if err := g.ends("eu-4"); err == nil || !strings.Contains(err.Error(), text) {
 		t.Errorf("an older server joins: %v", err)
 	}

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	globalconfig "github.com/headlease/headlease/global/config"
 	"github.com/headlease/headlease/internal/link"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
@@ -27,10 +28,12 @@ type readiness struct {
 	// leading, leader and applied are the replica's; ask is the applied index of
 	// the named server now.
 	initialised func() bool
-	leading     func() bool
-	leader      func() string
-	applied     func() uint64
-	ask         func(ctx context.Context, server string) (uint64, error)
+	// stopped is why the region votes no more; nil: it votes.
+	stopped func() error
+	leading func() bool
+	leader  func() string
+	applied func() uint64
+	ask     func(ctx context.Context, server string) (uint64, error)
 
 	mu       sync.Mutex
 	caughtUp bool
@@ -39,6 +42,13 @@ type readiness struct {
 func (s *Server) readiness() *readiness {
 	return &readiness{
 		started: time.Now(), initialised: s.replica.Initialised,
+		stopped: func() error {
+			view := s.replica.View()
+			if stop := view.EraStop(); stop != nil {
+				return &globalconfig.StoppedError{Own: globalconfig.EraOf(view.Configuration()), Stop: stop}
+			}
+			return nil
+		},
 		leading: func() bool { _, ok := s.replica.Leading(); return ok },
 		leader:  func() string { name, _, _ := s.replica.Leader(); return name },
 		applied: func() uint64 { return s.replica.View().AppliedIndex() },
@@ -60,6 +70,9 @@ func (s *Server) readiness() *readiness {
 func (r *readiness) check(ctx context.Context) error {
 	if !r.initialised() {
 		return errUninitialised
+	}
+	if err := r.stopped(); err != nil {
+		return err
 	}
 	r.mu.Lock()
 	done := r.caughtUp

@@ -16,9 +16,10 @@ func TestReadiness(t *testing.T) {
 		var initialised, leading bool
 		var leader string
 		var own, its uint64
-		var down error
+		var down, stopped error
 		fresh := func() *readiness {
 			return &readiness{
+				stopped: func() error { return stopped },
 				started: time.Now(), initialised: func() bool { return initialised }, leading: func() bool { return leading },
 				leader: func() string { return leader }, applied: func() uint64 { return own },
 				ask: func(context.Context, string) (uint64, error) { return its, down },
@@ -46,6 +47,9 @@ func TestReadiness(t *testing.T) {
 		want(r, "")
 		leader, its = "", 100 // the quorum is lost, and it lags
 		want(r, "")
+		stopped = errors.New("another era was met")
+		want(r, "another era")
+		stopped = nil
 
 		r, leading = fresh(), true
 		want(r, "")

@@ -113,7 +113,7 @@ func (s *Server) makeServers() error {
 		fault.Register(s.api, fault.ServiceConfig{Table: s.cfg.Faults, Authorize: link.RequireAdmin, Logger: s.cfg.Logger})
 	}
 	pb.RegisterVoteServiceServer(s.votes, &api.Votes{
-		Voter: s.voter, Raft: s.replica, Clock: s.cfg.Clock, Detector: s.detector, Identify: identify, Version: s.cfg.Version,
+		Voter: s.voter, Raft: s.replica, Clock: s.cfg.Clock, Detector: s.detector, Identify: identify, Version: s.cfg.Version, Met: s.metEra,
 	})
 	pb.RegisterConfigServiceServer(s.votes, &api.Configs{Voter: s.voter, Raft: s.replica})
 	pb.RegisterPeerServiceServer(s.votes, s.replica.PeerServer())

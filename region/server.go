@@ -68,6 +68,12 @@ type Server struct {
 	ready    *readiness
 	control  *admission.Control
 	group    *api.Group
+	// plan is what force-quorum left in the data; nil: nothing. met are other eras
+	// to stop for; told has the voters declared destroyed that were found running,
+	// and is followEras' own.
+	plan *pb.EraPlan
+	met  chan *pb.EraStop
+	told map[string]bool
 	// died gets the first panic of a call's handler, which ends the server.
 	died chan error
 }
@@ -79,7 +85,7 @@ func New(ctx context.Context, cfg Config) (s *Server, err error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	s = &Server{cfg: cfg.withDefaults(), died: make(chan error, 1)}
+	s = &Server{cfg: cfg.withDefaults(), died: make(chan error, 1), met: make(chan *pb.EraStop, 1), told: map[string]bool{}}
 	s.process, _ = cfg.File.Process(cfg.Name)
 	s.metrics = newMetrics(s.cfg.Registry)
 	s.audit = audit.New(audit.Config{Dir: cfg.DataDir, Region: s.process.Region, Server: s.process.Name, Logger: s.cfg.Logger})
@@ -104,6 +110,9 @@ func New(ctx context.Context, cfg Config) (s *Server, err error) {
 		return s, err
 	}
 	if err := s.openReplica(ctx); err != nil {
+		return s, err
+	}
+	if s.plan, err = replica.Plan(cfg.DataDir); err != nil {
 		return s, err
 	}
 	s.makeShells()
@@ -270,6 +279,8 @@ func (s *Server) Run(ctx context.Context) error {
 		rungroup.Task{Name: "calls", Run: s.watchCalls},
 		rungroup.Task{Name: "cluster file", Run: s.followFile},
 		rungroup.Task{Name: "join", Run: s.join},
+		rungroup.Task{Name: "begin era", Run: s.beginEra},
+		rungroup.Task{Name: "eras", Run: s.followEras},
 		rungroup.Task{Name: "feature level", Run: s.group.RaiseLevels},
 		rungroup.Task{Name: "detector", Run: s.detector.Run},
 		rungroup.Task{Name: "state hash", Run: (&divergence.Teller{Raft: s.replica, Logger: s.cfg.Logger}).Run},

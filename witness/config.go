@@ -22,12 +22,12 @@ func (v *voter) voter() *pb.Voter {
 }
 
 func (v *voter) configVoter() config.Voter {
-	return config.Voter{Decided: v.configuration, Register: v.configRegister}
+	return config.Voter{Decided: v.configuration, Register: v.configRegister, Stop: v.eraStop}
 }
 
 // configure takes a decided configuration: the first one, or a newer one. A
 // newer one is stored before anything is answered under it.
-func (v *voter) configure(ctx context.Context, c *pb.ClusterConfiguration) (*pb.ConfigureResponse, error) {
+func (v *voter) configure(ctx context.Context, c *pb.ClusterConfiguration, by string) (*pb.ConfigureResponse, error) {
 	if err := v.enter(ctx); err != nil {
 		return nil, err
 	}
@@ -39,6 +39,9 @@ func (v *voter) configure(ctx context.Context, c *pb.ClusterConfiguration) (*pb.
 		return nil, refusal(codes.InvalidArgument, nil, "%s", strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
 	next, stored, err := v.configVoter().Learn(v.voter(), c)
+	if errors.As(err, new(*config.EraError)) {
+		return nil, v.refuse(err, by)
+	}
 	if err != nil {
 		return nil, v.refuseConfiguration(err)
 	}
@@ -74,6 +77,9 @@ func (v *voter) refuseConfiguration(err error) error {
 			"configuration.cluster_id: witness %s belongs to cluster %q already, not to %q; give it an empty data directory to make it a member of a new cluster",
 			v.name, cluster.Own, cluster.Theirs)
 	}
+	if errors.As(err, new(*config.StoppedError)) {
+		return refusalOf(err)
+	}
 	if errors.As(err, new(*config.ConflictError)) {
 		v.logger.Error("two configurations of one version", "error", err)
 		return refusal(codes.FailedPrecondition, otherCluster(have.GetClusterId(), have.GetVersion()), "configuration: witness %s: %v", v.name, err)
@@ -86,7 +92,7 @@ func (v *voter) prepareConfig(ctx context.Context, req *pb.PrepareConfigRequest)
 		return nil, err
 	}
 	defer v.leave()
-	next, promised, err := v.configVoter().Prepare(req.GetClusterId(), req.GetVersion(), config.BallotOf(req.GetBallot()))
+	next, promised, err := v.configVoter().Prepare(req.GetClusterId(), register.EraOf(req.GetEra()), req.GetVersion(), config.BallotOf(req.GetBallot()))
 	if err := v.decide(next, err); err != nil {
 		return nil, err
 	}
@@ -98,14 +104,14 @@ func (v *voter) acceptConfig(ctx context.Context, req *pb.AcceptConfigRequest) (
 		return nil, err
 	}
 	defer v.leave()
-	err := config.CheckVersion(v.configuration, req.GetClusterId(), req.GetVersion())
+	err := v.underVersion(req.GetClusterId(), req.GetEra(), req.GetVersion())
 	if err == nil {
 		err = config.CheckChange(v.configuration, req.GetProposed())
 	}
 	if err != nil {
 		return nil, refusalOf(err)
 	}
-	next, accepted, err := v.configVoter().Accept(req.GetClusterId(), req.GetVersion(), config.BallotOf(req.GetBallot()), req.GetProposed())
+	next, accepted, err := v.configVoter().Accept(req.GetClusterId(), register.EraOf(req.GetEra()), req.GetVersion(), config.BallotOf(req.GetBallot()), req.GetProposed())
 	if err := v.decide(next, err); err != nil {
 		return nil, err
 	}
@@ -135,7 +141,7 @@ func (v *voter) prepareAgain(ctx context.Context, req *pb.PrepareAgainRequest) (
 		return nil, err
 	}
 	defer v.leave()
-	if err := config.CheckVersion(v.configuration, req.GetClusterId(), req.GetVersion()); err != nil {
+	if err := v.underVersion(req.GetClusterId(), req.GetEra(), req.GetVersion()); err != nil {
 		return nil, refusalOf(err)
 	}
 	ballot := register.BallotOf(req.GetBallot())
@@ -153,7 +159,7 @@ func (v *voter) acceptAgain(ctx context.Context, req *pb.AcceptAgainRequest) (*p
 		return nil, err
 	}
 	defer v.leave()
-	if err := config.CheckVersion(v.configuration, req.GetClusterId(), req.GetVersion()); err != nil {
+	if err := v.underVersion(req.GetClusterId(), req.GetEra(), req.GetVersion()); err != nil {
 		return nil, refusalOf(err)
 	}
 	answers, err := v.judgeAccept(req.GetItems())
@@ -161,4 +167,12 @@ func (v *voter) acceptAgain(ctx context.Context, req *pb.AcceptAgainRequest) (*p
 		return nil, err
 	}
 	return &pb.AcceptAgainResponse{Voter: v.voter(), Answers: answers}, nil
+}
+
+// underVersion checks a message that has no header. The caller has the turn.
+func (v *voter) underVersion(clusterID string, era *pb.Era, version uint64) error {
+	if v.eraStop != nil {
+		return v.stopError()
+	}
+	return config.CheckVersion(v.configuration, clusterID, register.EraOf(era), version)
 }

@@ -89,7 +89,7 @@ func TestH10OneVersionIsAnswered(t *testing.T) {
 	if _, err := r.prepare(t.Context(), newer); mismatch(err) == nil || mismatch(err).GetNewer() != nil || mismatch(err).GetVersion() != 1 {
 		t.Fatalf("a message of the next version, before it is stored: %v", err)
 	}
-	if a, err := r.configure(t.Context(), next); err != nil || a.GetAlready() || a.GetVersion() != 2 {
+	if a, err := r.configure(t.Context(), next, "admin"); err != nil || a.GetAlready() || a.GetVersion() != 2 {
 		t.Fatal(a, err)
 	}
 	if _, err := r.prepare(t.Context(), prepareOf(eu, 1, "p")); !proto.Equal(mismatch(err).GetNewer(), next) {
@@ -104,7 +104,7 @@ func TestH10OneVersionIsAnswered(t *testing.T) {
 	if got := r.mustPrepare(t, newer); !same(got, register.RuleNone) {
 		t.Errorf("under the stored version: %v", got)
 	}
-	if a, err := r.configure(t.Context(), r.configuration()); err != nil || !a.GetAlready() || a.GetVersion() != 2 {
+	if a, err := r.configure(t.Context(), r.configuration(), "admin"); err != nil || !a.GetAlready() || a.GetVersion() != 2 {
 		t.Errorf("an older configuration: %v %v", a, err)
 	}
 	again := start(t, copyData(t, r.dir), &disk{})
@@ -122,11 +122,11 @@ func TestRule5AJoiningVoterStartsEmptyAndVotesAtOnce(t *testing.T) {
 	before.Voters = before.Voters[:2]
 	before.AllowEvenWitnesses = true
 	before.Version = 4
-	if _, err := r.configure(t.Context(), before); status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "no member of configuration 4") {
+	if _, err := r.configure(t.Context(), before, "admin"); status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "no member of configuration 4") {
 		t.Errorf("a configuration without this voter: %v", err)
 	}
 	joined := config.WithVoter(before, r.voter.voter())
-	if _, err := r.configure(t.Context(), joined); err != nil {
+	if _, err := r.configure(t.Context(), joined, "admin"); err != nil {
 		t.Fatal(err)
 	}
 	req := prepareOf(us, 9, "p")

@@ -14,6 +14,7 @@ type metrics struct {
 	write, configure      prometheus.Observer
 	writes, failures      prometheus.Counter
 	registers, configured prometheus.Gauge
+	era, eraStopped       prometheus.Gauge
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -33,6 +34,12 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		}),
 		registers: make.NewGauge(prometheus.GaugeOpts{
 			Name: telemetry.WitnessRegisters, Help: "Partitions for which this witness keeps a register.",
+		}),
+		era: make.NewGauge(prometheus.GaugeOpts{
+			Name: telemetry.Era, Help: "Era of the configuration in force: how often force-quorum has begun one.",
+		}),
+		eraStopped: make.NewGauge(prometheus.GaugeOpts{
+			Name: telemetry.EraStopped, Help: "1 if this voter has met another era and votes no more until an operator acts.",
 		}),
 		configured: make.NewGauge(prometheus.GaugeOpts{
 			Name: telemetry.WitnessConfigured, Help: "1 if this witness has a configuration; without one it does not vote.",

@@ -5,6 +5,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/protoadapt"
 
 	"github.com/headlease/headlease/global/config"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
@@ -29,6 +30,8 @@ func refusalOf(err error) error {
 		version *config.VersionError
 		field   *config.FieldError
 		content *config.InvalidError
+		era     *config.EraError
+		stopped *config.StoppedError
 	)
 	switch {
 	case errors.Is(err, config.ErrUninitialised):
@@ -37,6 +40,10 @@ func refusalOf(err error) error {
 		return refusal(codes.FailedPrecondition, otherCluster(cluster.Own, 0), "%v", err)
 	case errors.As(err, &version):
 		return withDetail(refusal(codes.FailedPrecondition, otherCluster("", version.Own), "%v", err), version.Proto())
+	case errors.As(err, &era):
+		return withDetail(refusal(codes.FailedPrecondition, nil, "%v", err), era.Proto())
+	case errors.As(err, &stopped):
+		return withDetail(refusal(codes.FailedPrecondition, nil, "%v", err), stopped.Proto())
 	case errors.As(err, &content):
 		return invalid("proposed", content.Error())
 	case errors.As(err, &field):
@@ -55,7 +62,7 @@ func invalid(field, remedy string) error {
 }
 
 // withDetail adds a detail to a gRPC error.
-func withDetail(err error, detail *pb.VersionMismatch) error {
+func withDetail(err error, detail protoadapt.MessageV1) error {
 	if st, e := status.Convert(err).WithDetails(detail); e == nil {
 		return st.Err()
 	}

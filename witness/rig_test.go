@@ -96,7 +96,7 @@ func (r *rig) configuration() *pb.ClusterConfiguration {
 
 func (r *rig) setUp(t testing_) *rig {
 	t.Helper()
-	if _, err := r.configure(context.Background(), r.configuration()); err != nil {
+	if _, err := r.configure(context.Background(), r.configuration(), "admin"); err != nil {
 		t.Fatal(err)
 	}
 	return r

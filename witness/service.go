@@ -81,7 +81,11 @@ func (s *service) Configure(ctx context.Context, req *pb.ConfigureRequest) (*pb.
 	if req.GetConfiguration() == nil {
 		return nil, invalid("configuration", "is missing; send a decided configuration")
 	}
-	return s.voter.configure(ctx, req.GetConfiguration())
+	by := ""
+	if id, ok := s.caller(ctx); ok {
+		by = id.Path()
+	}
+	return s.voter.configure(ctx, req.GetConfiguration(), by)
 }
 
 // PrepareConfig promises a ballot for the next configuration.

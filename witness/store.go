@@ -52,6 +52,8 @@ var (
 	// keyConfigRegister: if it were lost, two next configurations could be
 	// decided.
 	keyConfigRegister = []byte("config_register")
+	// keyEraStop: if it were lost, a witness declared destroyed would vote again.
+	keyEraStop = []byte("era_stop")
 )
 
 // maxLives bounds the lives that are remembered, 8 bytes each: a region that
@@ -80,6 +82,7 @@ type contents struct {
 	identity
 	configuration  *pb.ClusterConfiguration
 	configRegister config.Register
+	eraStop        *pb.EraStop
 	registers      map[string]register.Record
 }
 
@@ -245,6 +248,12 @@ func (s *store) read(tx *bolt.Tx, meta *bolt.Bucket, got *contents) error {
 		}
 		got.configRegister = config.RegisterOf(&m)
 	}
+	if raw := meta.Get(keyEraStop); raw != nil {
+		got.eraStop = &pb.EraStop{}
+		if err := proto.Unmarshal(raw, got.eraStop); err != nil {
+			return s.damaged("era_stop", err)
+		}
+	}
 	registers := tx.Bucket(bucketRegisters)
 	if registers == nil || got.incarnation == 0 {
 		return s.damaged("meta", errors.New("incomplete"))
@@ -265,18 +274,32 @@ func (s *store) damaged(what string, err error) error {
 
 // write makes the records durable together; writes is the count from now on.
 func (s *store) write(records map[string]register.Record, writes uint64) error {
-	return s.update("write", func(tx *bolt.Tx) error {
-		registers := tx.Bucket(bucketRegisters)
-		for partition, rec := range records {
-			raw, err := proto.Marshal(rec.Proto())
-			if err != nil {
-				return err
-			}
-			if err := registers.Put([]byte(partition), raw); err != nil {
-				return err
-			}
+	return s.update("write", func(tx *bolt.Tx) error { return put(tx, records, writes) })
+}
+
+func put(tx *bolt.Tx, records map[string]register.Record, writes uint64) error {
+	registers := tx.Bucket(bucketRegisters)
+	for partition, rec := range records {
+		raw, err := proto.Marshal(rec.Proto())
+		if err != nil {
+			return err
 		}
-		return tx.Bucket(bucketMeta).Put(keyWrites, number(writes))
+		if err := registers.Put([]byte(partition), raw); err != nil {
+			return err
+		}
+	}
+	return tx.Bucket(bucketMeta).Put(keyWrites, number(writes))
+}
+
+// stop makes durable that the witness met another era.
+func (s *store) stop(e *pb.EraStop, writes uint64) error {
+	raw, err := proto.Marshal(e)
+	if err != nil {
+		return fmt.Errorf("encode the era's stop: %w", err)
+	}
+	return s.update("configure", func(tx *bolt.Tx) error {
+		meta := tx.Bucket(bucketMeta)
+		return errors.Join(meta.Put(keyEraStop, raw), meta.Put(keyWrites, number(writes)))
 	})
 }
 

@@ -100,6 +100,7 @@ func (s slowStore) configure(config.Voter, uint64) error {
 	return nil
 }
 func (s slowStore) decide(config.Register, uint64) error { time.Sleep(s.takes); return nil }
+func (s slowStore) stop(*pb.EraStop, uint64) error       { time.Sleep(s.takes); return nil }
 func (slowStore) close() error                           { return nil }
 
 func TestF30AHangingDiskEndsTheProcess(t *testing.T) {

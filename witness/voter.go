@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -36,6 +37,7 @@ type durable interface {
 	write(records map[string]register.Record, writes uint64) error
 	configure(v config.Voter, writes uint64) error
 	decide(r config.Register, writes uint64) error
+	stop(s *pb.EraStop, writes uint64) error
 	close() error
 }
 
@@ -72,8 +74,12 @@ type voter struct {
 	known map[string]bool
 	// configRegister decides on the version after configuration.
 	configRegister config.Register
-	registers      map[string]register.Register
-	broken         error
+	// eraStop, if set: it met another era, and votes no more [F16].
+	eraStop   *pb.EraStop
+	registers map[string]register.Register
+	broken    error
+	// stopped is why it votes no more, for those without the turn; nil: it votes.
+	stopped atomic.Pointer[error]
 }
 
 func (v *voter) load(s durable, c contents) {
@@ -83,6 +89,7 @@ func (v *voter) load(s durable, c contents) {
 	}
 	v.store, v.self, v.configRegister = s, c.identity, c.configRegister
 	v.setConfiguration(c.configuration)
+	v.stopIn(c.eraStop)
 	v.registers = map[string]register.Register{}
 	for partition, rec := range c.registers {
 		v.registers[partition] = register.Register{Record: rec}
@@ -130,6 +137,7 @@ func (v *voter) setConfiguration(c *pb.ClusterConfiguration) {
 	}
 	if c != nil {
 		v.metrics.configured.Set(1)
+		v.metrics.era.Set(float64(c.GetEra().GetCounter()))
 		v.configured(c)
 	}
 }
@@ -215,8 +223,11 @@ func (v *voter) prepare(ctx context.Context, req *pb.PrepareRequest) (*pb.Prepar
 		return nil, err
 	}
 	defer v.leave()
+	if err := v.checkStopped(); err != nil {
+		return nil, err
+	}
 	if err := config.CheckHeader(v.configuration, req.GetHeader()); err != nil {
-		return nil, refusalOf(err)
+		return nil, v.refuse(err, config.RegionVoter(req.GetHeader().GetCandidate()))
 	}
 	in := register.PrepareInput{
 		Candidate: register.CandidateOf(req.GetHeader()),
@@ -270,8 +281,11 @@ func (v *voter) accept(ctx context.Context, req *pb.AcceptRequest) (*pb.AcceptRe
 		return nil, err
 	}
 	defer v.leave()
+	if err := v.checkStopped(); err != nil {
+		return nil, err
+	}
 	if err := config.CheckHeader(v.configuration, req.GetHeader()); err != nil {
-		return nil, refusalOf(err)
+		return nil, v.refuse(err, config.RegionVoter(req.GetHeader().GetCandidate()))
 	}
 	answers, err := v.judgeAccept(req.GetItems())
 	if err != nil {
@@ -363,6 +377,9 @@ func (v *voter) describe(ctx context.Context) (*pb.DescribeVoterResponse, error)
 		Peers:      v.suspects.Reports(),
 		RoundTrips: v.suspects.RoundTrips(),
 		Version:    v.version,
+	}
+	if v.eraStop != nil {
+		resp.EraStop = proto.CloneOf(v.eraStop)
 	}
 	if v.configuration != nil {
 		resp.Configuration = proto.CloneOf(v.configuration)

@@ -168,25 +168,25 @@ func TestConfigure(t *testing.T) {
 	} {
 		bad := r.configuration()
 		c.change(bad)
-		if _, err := r.configure(t.Context(), bad); status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), c.want) {
+		if _, err := r.configure(t.Context(), bad, "admin"); status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if resp, err := r.configure(t.Context(), r.configuration()); err != nil || resp.GetAlready() {
+	if resp, err := r.configure(t.Context(), r.configuration(), "admin"); err != nil || resp.GetAlready() {
 		t.Fatalf("configure: %v, %v", resp, err)
 	}
 	writes := r.self.writes
-	if resp, err := r.configure(t.Context(), r.configuration()); err != nil || !resp.GetAlready() || r.self.writes != writes {
+	if resp, err := r.configure(t.Context(), r.configuration(), "admin"); err != nil || !resp.GetAlready() || r.self.writes != writes {
 		t.Errorf("again: %v, %v", resp, err)
 	}
 	other := r.configuration()
 	other.ClusterId = "another"
-	if _, err := r.configure(t.Context(), other); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), `belongs to cluster "c" already`) {
+	if _, err := r.configure(t.Context(), other, "admin"); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), `belongs to cluster "c" already`) {
 		t.Errorf("another cluster: %v", err)
 	}
 	changed := r.configuration()
 	changed.DNs++
-	if _, err := r.configure(t.Context(), changed); status.Code(err) != codes.FailedPrecondition {
+	if _, err := r.configure(t.Context(), changed, "admin"); status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("the same version with another D: %v", err)
 	}
 	d, err := r.describe(t.Context())

@@ -13,7 +13,9 @@
 //     and its count of writes, by which regions see data that went back [F5];
 //   - it votes only when configured, and only for members of its cluster under
 //     its version; a newer decided configuration is on disk before anything is
-//     answered under it, and nothing is answered under an older one [H10].
+//     answered under it, and nothing is answered under an older one [H10];
+//   - one that met another era, not below its own, votes no more, also after a
+//     restart, until an operator has acted [F16].
 //
 // Goroutines: Run owns the gRPC server's, the detector's, the clock's watch and
 // the follower of the peers;
@@ -310,6 +312,9 @@ func (w *Witness) makeServer() error {
 func (w *Witness) ready(context.Context) error {
 	if w.clusterID.Load() == nil {
 		return errors.New("this witness has no configuration; run `headlease init`")
+	}
+	if why := w.voter.stopped.Load(); why != nil {
+		return *why
 	}
 	return nil
 }

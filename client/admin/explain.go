@@ -140,6 +140,10 @@ func (e *Explanation) voter(conf *pb.ClusterConfiguration, v *pb.Voter, d *pb.De
 		out.Problem = "does not count: its data was made anew; replace it"
 	case out.Version == 0:
 		out.Problem = "has no configuration yet"
+	case d.GetEraStop() != nil:
+		out.Problem = (&config.StoppedError{Own: config.EraOf(d.GetConfiguration()), Stop: d.GetEraStop()}).Error()
+	case config.EraOf(d.GetConfiguration()) != config.EraOf(conf):
+		out.Problem = fmt.Sprintf("is in era %v, the cluster in era %v: apply the plan of force-quorum to its data", config.EraOf(d.GetConfiguration()), config.EraOf(conf))
 	case out.Version != conf.GetVersion():
 		out.Problem = fmt.Sprintf("has configuration %d", out.Version)
 	}
@@ -201,6 +205,8 @@ func (e *Explanation) conclude(conf *pb.ClusterConfiguration, newest register.Re
 	switch {
 	case newest.Accepted.IsZero():
 		why("no voter that answers has accepted an owner: nobody has owned it yet")
+	case newest.Value.Reason == register.ReasonForced:
+		why("force-quorum began era %v: the partition is released at epoch %d, and nobody gets it before the head leases of before are over, %v after the voters' start", newest.Value.Era, newest.Value.Epoch, newest.Value.D)
 	case newest.Value.Released():
 		why("the newest accepted value (ballot %v) is a release of epoch %d for region %q: %s", newest.Accepted, newest.Value.Epoch, newest.Value.Successor, newest.Value.Reason)
 	case e.Owner == owner:

@@ -6,6 +6,9 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
+	"github.com/headlease/headlease/global/register"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
 
@@ -98,5 +101,42 @@ func TestExplainPartition(t *testing.T) {
 	}
 	if _, err := explain("nope", &pb.ClusterConfiguration{Partitions: []*pb.PartitionSpec{{Name: "p"}}}, nil, nil); err == nil || !strings.Contains(err.Error(), "has p") {
 		t.Errorf("unknown partition: %v", err)
+	}
+}
+
+// TestF16ExplainOfAnEra: a partition that waits in a new era, and voters that are
+// not in it.
+func TestF16ExplainOfAnEra(t *testing.T) {
+	first := register.Era{Counter: 1, ID: 7 << 32}
+	conf := &pb.ClusterConfiguration{
+		ClusterId: "c", Version: 2, DNs: 4e9, Era: first.Proto(), Partitions: []*pb.PartitionSpec{{Name: "p", Prefer: []string{"eu"}}},
+		Voters: []*pb.Voter{{Id: "region/eu", Incarnation: 1}, {Id: "witness/w1", Incarnation: 2}, {Id: "witness/w2", Incarnation: 3}},
+	}
+	describe := func(v *pb.Voter, c *pb.ClusterConfiguration, rec register.Record) *pb.DescribeVoterResponse {
+		return &pb.DescribeVoterResponse{
+			State: &pb.VoterState{Voter: v}, Configuration: c,
+			Registers: []*pb.RegisterStatus{{Partition: "p", Register: rec.Proto(), RemainingNs: 1e9}},
+		}
+	}
+	old := proto.CloneOf(conf)
+	old.Era, old.Version = nil, 1
+	before := register.Ballot{Round: 99, Region: "us", Incarnation: 9}
+	described := map[string]*pb.DescribeVoterResponse{
+		"region/eu":  describe(conf.Voters[0], conf, register.EraRecord(first, 1029, 4e9)),
+		"witness/w1": describe(conf.Voters[1], old, register.Record{Promised: before, Accepted: before, Value: register.Value{Owner: register.Region{Name: "us", Incarnation: 9}, Epoch: 5, D: 4e9}}),
+		"witness/w2": describe(conf.Voters[2], conf, register.EraRecord(first, 1029, 4e9)),
+	}
+	described["witness/w2"].EraStop = &pb.EraStop{Era: &pb.Era{Counter: 1, Id: 9}, By: "region/us"}
+	e, err := explain("p", conf, described, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(e.Why[0], "force-quorum began era 1-00000007: the partition is released at epoch 1029") {
+		t.Errorf("%q", e.Why)
+	}
+	for i, want := range []string{"", "is in era 0, the cluster in era 1-00000007: apply the plan", "has met era 1-00000000 (told by region/us) and votes no more: two operators"} {
+		if got := e.Voters[i].Problem; !strings.Contains(got, want) || (got == "") != (want == "") {
+			t.Errorf("%s: %q, want %q", e.Voters[i].ID, got, want)
+		}
 	}
 }

@@ -160,7 +160,7 @@ func (c *Cluster) reachability(ctx context.Context, progress func(string)) {
 func checkData(processes []clusterfile.Process, servers []*pb.DescribeServerResponse, witnesses []*pb.DescribeVoterResponse) error {
 	var conf *pb.ClusterConfiguration
 	newer := func(other *pb.ClusterConfiguration) {
-		if other.GetVersion() > conf.GetVersion() {
+		if config.Newer(other, conf) {
 			conf = other
 		}
 	}
@@ -257,7 +257,7 @@ func (c *Cluster) configuration(described []*pb.DescribeVoterResponse) (*pb.Clus
 			have = conf
 		case have.GetClusterId() != conf.GetClusterId():
 			return nil, fmt.Errorf("voters belong to different clusters (%s and %s); wipe the data directories of those that do not belong here", have.GetClusterId(), conf.GetClusterId())
-		case have.GetVersion() < conf.GetVersion():
+		case config.Newer(conf, have):
 			have = conf
 		}
 	}
@@ -280,6 +280,7 @@ func (c *Cluster) configuration(described []*pb.DescribeVoterResponse) (*pb.Clus
 	want := config.FromFile(c.file, have.GetClusterId())
 	want.Voters, want.Version, want.PreviousVoters = have.GetVoters(), have.GetVersion(), have.GetPreviousVoters()
 	want.Exceptions, want.LastDedicated, want.RetiredPartitions = have.GetExceptions(), have.GetLastDedicated(), have.GetRetiredPartitions()
+	want.Era, want.DestroyedVoters = have.GetEra(), have.GetDestroyedVoters()
 	if !proto.Equal(want, have) {
 		errs = append(errs, fmt.Errorf("the cluster has other settings than the cluster file (%s); init changes nothing that exists: correct the file, or apply it with `headlease config apply`",
 			strings.Join(config.Diff(have, want), "; ")))

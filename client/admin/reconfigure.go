@@ -103,7 +103,7 @@ func (c *Cluster) Configuration(ctx context.Context) (*pb.ClusterConfiguration, 
 		case have == nil:
 		case conf != nil && have.GetClusterId() != conf.GetClusterId():
 			return nil, nil, fmt.Errorf("voters belong to different clusters (%s and %s); correct the addresses in the cluster file", conf.GetClusterId(), have.GetClusterId())
-		case have.GetVersion() > conf.GetVersion():
+		case config.Newer(have, conf):
 			conf = have
 		}
 	}

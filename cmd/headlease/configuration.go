@@ -106,6 +106,7 @@ are changed by 'headlease witness' and 'headlease region'.` + resumable,
 type configSummary struct {
 	Cluster    string                `json:"cluster"`
 	ClusterID  string                `json:"cluster_id"`
+	Era        string                `json:"era"`
 	Version    uint64                `json:"version"`
 	D          string                `json:"d"`
 	Shards     uint32                `json:"shards"`
@@ -114,6 +115,8 @@ type configSummary struct {
 	Exceptions []exceptionSummary    `json:"exceptions,omitempty"`
 	Pending    *pendingConfiguration `json:"pending,omitempty"`
 	Drift      []string              `json:"drift,omitempty"`
+	// Destroyed are the voters declared so and not replaced since.
+	Destroyed []string `json:"destroyed,omitempty"`
 }
 
 type voterSummary struct {
@@ -145,11 +148,14 @@ type pendingConfiguration struct {
 
 func summariseConfig(f clusterfile.File, conf *pb.ClusterConfiguration, described map[string]*pb.DescribeVoterResponse) configSummary {
 	s := configSummary{
-		Cluster: conf.GetClusterName(), ClusterID: conf.GetClusterId(), Version: conf.GetVersion(),
+		Cluster: conf.GetClusterName(), ClusterID: conf.GetClusterId(), Version: conf.GetVersion(), Era: config.EraOf(conf).String(),
 		D: time.Duration(conf.GetDNs()).String(), Shards: conf.GetShards(), Drift: reconfigure.Drift(f, conf),
 	}
 	for _, v := range conf.GetVoters() {
 		s.Voters = append(s.Voters, summariseVoter(conf, v, described[v.GetId()]))
+	}
+	for _, v := range conf.GetDestroyedVoters() {
+		s.Destroyed = append(s.Destroyed, v.GetId())
 	}
 	for _, p := range conf.GetPartitions() {
 		var shards []string
@@ -179,10 +185,14 @@ func summariseVoter(conf *pb.ClusterConfiguration, v *pb.Voter, d *pb.DescribeVo
 	switch {
 	case d == nil:
 		out.State = "did not answer"
+	case d.GetEraStop() != nil:
+		out.State = (&config.StoppedError{Own: config.EraOf(d.GetConfiguration()), Stop: d.GetEraStop()}).Error()
 	case is.GetIncarnation() != v.GetIncarnation():
 		out.State = fmt.Sprintf("does not count: its data was made anew (incarnation %x); replace it", is.GetIncarnation())
 	case out.Has == 0:
 		out.State = "behind: it has no configuration yet"
+	case config.EraOf(d.GetConfiguration()) != config.EraOf(conf):
+		out.State = fmt.Sprintf("is in era %v: apply the plan of era %v to its data", config.EraOf(d.GetConfiguration()), config.EraOf(conf))
 	case out.Has < conf.GetVersion():
 		out.State = fmt.Sprintf("behind: it has version %d", out.Has)
 	}
@@ -191,7 +201,7 @@ func summariseVoter(conf *pb.ClusterConfiguration, v *pb.Voter, d *pb.DescribeVo
 
 func (s configSummary) print(out io.Writer) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(w, "cluster %s (%s), configuration %d, d %s, %d shards\n\n", s.Cluster, s.ClusterID, s.Version, s.D, s.Shards)
+	fmt.Fprintf(w, "cluster %s (%s), configuration %d, era %s, d %s, %d shards\n\n", s.Cluster, s.ClusterID, s.Version, s.Era, s.D, s.Shards)
 	fmt.Fprintln(w, "VOTER\tINCARNATION\tSTATE")
 	for _, v := range s.Voters {
 		fmt.Fprintf(w, "%s\t%s\t%s\n", v.ID, v.Incarnation, v.State)
@@ -208,6 +218,9 @@ func (s configSummary) print(out io.Writer) error {
 	}
 	if s.Pending != nil {
 		fmt.Fprintf(w, "\nconfiguration %d is proposed and may be decided; the next change finishes it: %s\n", s.Pending.Version, strings.Join(s.Pending.Changes, "; "))
+	}
+	for _, id := range s.Destroyed {
+		fmt.Fprintf(w, "\nnote: %s was declared destroyed; replace it, with an empty data directory\n", id)
 	}
 	for _, line := range s.Drift {
 		fmt.Fprintf(w, "\nnote: %s\n", line)

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	cluster "github.com/headlease/headlease/client/admin"
+	"github.com/headlease/headlease/global/config"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
 
@@ -50,8 +51,11 @@ It exits with 1 when a partition has no owner that holds it.`,
 
 // summary is the JSON form of status.
 type summary struct {
-	Cluster    string             `json:"cluster"`
-	ClusterID  string             `json:"cluster_id,omitempty"`
+	Cluster   string `json:"cluster"`
+	ClusterID string `json:"cluster_id,omitempty"`
+	// Era of the newest configuration that anybody has; more than "0" after a
+	// force-quorum.
+	Era        string             `json:"era,omitempty"`
 	Partitions []partitionSummary `json:"partitions"`
 	Regions    []regionSummary    `json:"regions"`
 	Processes  []processSummary   `json:"processes"`
@@ -106,6 +110,9 @@ type voterProblem struct {
 	Voter     string `json:"voter"`
 	Problem   string `json:"problem"`
 	Uncounted bool   `json:"uncounted"`
+	// Stopped: the voter itself says why it votes no more, or that it is in another
+	// era.
+	Stopped bool `json:"stopped,omitempty"`
 }
 
 type tripSummary struct {
@@ -145,7 +152,7 @@ func summarise(c *cluster.Cluster, v cluster.View) summary {
 			r.Name, r.Status.GetLeader(), r.Status.GetFeatureLevel(), r.Status.GetSessions(), r.Status.GetLeases(), r.Status.GetWaiters(),
 		})
 		for _, p := range r.Status.GetVoterProblems() {
-			s.Voters = append(s.Voters, voterProblem{r.Name, p.GetVoter(), p.GetProblem(), p.GetUncounted()})
+			s.Voters = append(s.Voters, voterProblem{Region: r.Name, Voter: p.GetVoter(), Problem: p.GetProblem(), Uncounted: p.GetUncounted()})
 		}
 		if r.Err == nil {
 			s.ClusterID = r.Status.GetConfiguration().GetClusterId()
@@ -184,7 +191,42 @@ func summarise(c *cluster.Cluster, v cluster.View) summary {
 		}
 		s.Processes = append(s.Processes, p)
 	}
+	s.eras(v)
 	return s
+}
+
+// eras finds the newest era, and the voters that are in another one or have
+// stopped.
+func (s *summary) eras(v cluster.View) {
+	var newest *pb.ClusterConfiguration
+	each := func(f func(voter string, c *pb.ClusterConfiguration, stop *pb.EraStop)) {
+		for _, r := range v.Regions {
+			f(config.RegionVoter(r.Name), r.Status.GetConfiguration(), r.Status.GetEraStop())
+		}
+		for _, w := range v.Witnesses {
+			f(config.WitnessVoter(w.Process.Name), w.Describe.GetConfiguration(), w.Describe.GetEraStop())
+		}
+	}
+	each(func(_ string, c *pb.ClusterConfiguration, _ *pb.EraStop) {
+		if config.Newer(c, newest) {
+			newest = c
+		}
+	})
+	if newest != nil {
+		s.Era = config.EraOf(newest).String()
+	}
+	each(func(voter string, c *pb.ClusterConfiguration, stop *pb.EraStop) {
+		var why error
+		switch own := config.EraOf(c); {
+		case stop != nil:
+			why = &config.StoppedError{Own: own, Stop: stop}
+		case c != nil && own != config.EraOf(newest):
+			why = &config.EraError{Own: own, Theirs: config.EraOf(newest)}
+		default:
+			return
+		}
+		s.Voters = append(s.Voters, voterProblem{Region: "-", Voter: voter, Problem: why.Error(), Stopped: true})
+	})
 }
 
 // verdict is nil if every partition has an owner that holds it. Otherwise the
@@ -217,6 +259,9 @@ func (s summary) print(out io.Writer) error {
 		}
 		fmt.Fprintf(w, "%s\t%s\t%d\t%s\t%s\n", p.Name, owner, p.Epoch, held, strings.Join(p.Prefer, " "))
 	}
+	if s.Era != "" && s.Era != "0" {
+		fmt.Fprintf(w, "\nera %s: a quorum was forced; see 'headlease config show'\n", s.Era)
+	}
 	fmt.Fprintf(w, "\nREGION\tLEADER\tLEVEL\tSESSIONS\tLEASES\tWAITERS\n")
 	for _, r := range s.Regions {
 		leader := r.Leader
@@ -238,7 +283,10 @@ func (s summary) print(out io.Writer) error {
 	}
 	for _, p := range s.Voters {
 		what := "does not answer: "
-		if p.Uncounted {
+		switch {
+		case p.Stopped:
+			what = "says: "
+		case p.Uncounted:
 			what = "is not counted: "
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\n", p.Region, p.Voter, what+p.Problem)

@@ -49,6 +49,9 @@ type Rand interface {
 type Config struct {
 	// Self is the own region.
 	Self register.Region
+	// Era of the configuration, of every ballot and value proposed. A Leader never
+	// goes on in another one.
+	Era register.Era
 	// OwnVoter is the ID of the own region among Voters.
 	OwnVoter string
 	// Voters are all members of one configuration; at most 64.

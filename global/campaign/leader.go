@@ -136,6 +136,9 @@ func New(cfg Config, own []Own, start instant.Instant) (*Leader, error) {
 // dropped here; or it is this region's release of the live epoch.
 func (l *Leader) resumable(p *part) bool {
 	v := p.own.Record.Value
+	if v.Era != l.cfg.Era {
+		return false
+	}
 	if l.releasedHere(p.own.Record) {
 		return v.Epoch == p.own.Live
 	}

@@ -23,6 +23,9 @@ func (l *Leader) Reconfigure(now instant.Instant, cfg Config, own []Own) ([]Effe
 	if cfg.Self != l.cfg.Self {
 		return nil, errors.New("campaign: another region, or another incarnation of it, cannot go on where this one is")
 	}
+	if cfg.Era != l.cfg.Era {
+		return nil, errors.New("campaign: nothing that was held or proposed goes on in another era")
+	}
 	if len(own) != len(cfg.Partitions) {
 		return nil, fmt.Errorf("campaign: have own state of %d partitions, configuration has %d", len(own), len(cfg.Partitions))
 	}

@@ -271,9 +271,9 @@ func (l *Leader) drop(i int) {
 func (l *Leader) choose(p *part, rec register.Record) register.Value {
 	v := rec.Value
 	if p.release != nil && (v.Owner == l.cfg.Self || l.releasedHere(rec)) && v.Epoch == p.own.Live && p.dropping == 0 {
-		return register.Value{Epoch: v.Epoch, D: l.cfg.D, Successor: p.release.successor, Reason: p.release.reason}
+		return register.Value{Era: l.cfg.Era, Epoch: v.Epoch, D: l.cfg.D, Successor: p.release.successor, Reason: p.release.reason}
 	}
-	next := register.Value{Owner: l.cfg.Self, Epoch: max(v.Epoch, p.own.Floor) + 1, D: l.cfg.D}
+	next := register.Value{Era: l.cfg.Era, Owner: l.cfg.Self, Epoch: max(v.Epoch, p.own.Floor) + 1, D: l.cfg.D}
 	live := !rec.Accepted.IsZero() && v.Owner == l.cfg.Self && v.Epoch == p.own.Live && p.dropping != v.Epoch
 	switch {
 	case live && p.raise:
@@ -433,7 +433,7 @@ func (l *Leader) reserved(id uint64, ballot register.Ballot) {
 	}
 	r := l.runs[k]
 	l.runs = slices.Delete(l.runs, k, k+1)
-	if ballot.Region != l.cfg.Self.Name || ballot.Incarnation != l.cfg.Self.Incarnation {
+	if ballot.Era != l.cfg.Era || ballot.Region != l.cfg.Self.Name || ballot.Incarnation != l.cfg.Self.Incarnation {
 		for i := range r.parts {
 			l.failed(&r.parts[i])
 		}

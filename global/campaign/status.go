@@ -209,6 +209,7 @@ func (l *Leader) AppendState(b []byte) []byte {
 		u(v)
 	}
 	ballot := func(x register.Ballot) {
+		u(x.Era.Counter)
 		u(x.Round)
 		b = append(append(b, x.Region...), 0)
 		u(uint64(x.Incarnation))

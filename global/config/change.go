@@ -28,6 +28,7 @@ func Member(c *pb.ClusterConfiguration, v *pb.Voter) bool {
 func WithVoter(c *pb.ClusterConfiguration, v *pb.Voter) *pb.ClusterConfiguration {
 	next := Next(c)
 	next.Voters = append(next.Voters, proto.CloneOf(v))
+	next.DestroyedVoters = slices.DeleteFunc(next.DestroyedVoters, func(d *pb.Voter) bool { return d.GetId() == v.GetId() })
 	return next
 }
 
@@ -50,6 +51,9 @@ func CheckChange(prev, next *pb.ClusterConfiguration) error {
 	fault := func(format string, args ...any) { faults = append(faults, fmt.Sprintf(format, args...)) }
 	if next.GetClusterId() != prev.GetClusterId() || next.GetClusterName() != prev.GetClusterName() {
 		fault("cluster is %s (%q), was %s (%q); it never changes", next.GetClusterId(), next.GetClusterName(), prev.GetClusterId(), prev.GetClusterName())
+	}
+	if EraOf(next) != EraOf(prev) {
+		fault("era is %v, was %v; only force-quorum begins one", EraOf(next), EraOf(prev))
 	}
 	if next.GetVersion() != prev.GetVersion()+1 {
 		fault("version is %d; the one after %d is %d", next.GetVersion(), prev.GetVersion(), prev.GetVersion()+1)
@@ -97,7 +101,7 @@ func memberDiff(prev, next *pb.ClusterConfiguration) (added, removed []*pb.Voter
 func sameSettings(prev, next *pb.ClusterConfiguration) bool {
 	bare := func(c *pb.ClusterConfiguration) *pb.ClusterConfiguration {
 		b := proto.CloneOf(c)
-		b.Version, b.Voters, b.PreviousVoters = 0, nil, nil
+		b.Version, b.Voters, b.PreviousVoters, b.DestroyedVoters = 0, nil, nil, nil
 		return b
 	}
 	return proto.Equal(bare(prev), bare(next))
@@ -152,6 +156,9 @@ func specs(c *pb.ClusterConfiguration) map[string]*pb.PartitionSpec {
 func Diff(prev, next *pb.ClusterConfiguration) []string {
 	var out []string
 	say := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
+	if EraOf(prev) != EraOf(next) {
+		say("~ era: %v -> %v, by force-quorum", EraOf(prev), EraOf(next))
+	}
 	added, removed := memberDiff(prev, next)
 	for _, v := range removed {
 		say("- voter %s (incarnation %x)", v.GetId(), v.GetIncarnation())

@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/headlease/headlease/global/register"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
 
@@ -154,47 +155,47 @@ func TestVoterJudgesByV1(t *testing.T) {
 	two := WithoutVoter(one, "witness/w1")
 	b := func(round uint64, who string) Ballot { return Ballot{Round: round, Proposer: who} }
 	v := Voter{Decided: one}
-	next, yes, err := v.Prepare("id", 1, b(2, "p"))
+	next, yes, err := v.Prepare("id", register.Era{}, 1, b(2, "p"))
 	if err != nil || !yes || next.Promised != b(2, "p") {
 		t.Fatal(next, yes, err)
 	}
 	v.Register = next
 	for _, lower := range []Ballot{b(1, "z"), b(2, "o")} {
-		if _, yes, err := v.Prepare("id", 1, lower); yes || err != nil {
+		if _, yes, err := v.Prepare("id", register.Era{}, 1, lower); yes || err != nil {
 			t.Errorf("%v after %v: %v, %v", lower, v.Register.Promised, yes, err)
 		}
-		if _, yes, err := v.Accept("id", 1, lower, two); yes || err != nil {
+		if _, yes, err := v.Accept("id", register.Era{}, 1, lower, two); yes || err != nil {
 			t.Errorf("accept %v after %v: %v, %v", lower, v.Register.Promised, yes, err)
 		}
 	}
-	if _, yes, _ := v.Prepare("id", 1, b(2, "p")); !yes {
+	if _, yes, _ := v.Prepare("id", register.Era{}, 1, b(2, "p")); !yes {
 		t.Error("a retransmission is refused")
 	}
-	if next, yes, err = v.Accept("id", 1, b(3, "q"), two); err != nil || !yes || next.Promised != b(3, "q") || next.Accepted != b(3, "q") {
+	if next, yes, err = v.Accept("id", register.Era{}, 1, b(3, "q"), two); err != nil || !yes || next.Promised != b(3, "q") || next.Accepted != b(3, "q") {
 		t.Fatal(next, yes, err)
 	}
 	v.Register = next
-	if _, yes, err := v.Accept("id", 1, b(3, "q"), two); !yes || err != nil {
+	if _, yes, err := v.Accept("id", register.Era{}, 1, b(3, "q"), two); !yes || err != nil {
 		t.Error("a retransmission is refused", err)
 	}
-	if _, _, err := v.Accept("id", 1, b(3, "q"), WithoutVoter(one, "witness/w2")); !errors.As(err, new(*ConflictError)) {
+	if _, _, err := v.Accept("id", register.Era{}, 1, b(3, "q"), WithoutVoter(one, "witness/w2")); !errors.As(err, new(*ConflictError)) {
 		t.Errorf("one ballot with two proposals: %v", err)
 	}
 	var version *VersionError
-	if _, _, err := v.Prepare("id", 0, b(9, "p")); !errors.As(err, &version) || !proto.Equal(version.Newer, one) {
+	if _, _, err := v.Prepare("id", register.Era{}, 0, b(9, "p")); !errors.As(err, &version) || !proto.Equal(version.Newer, one) {
 		t.Errorf("a proposer that is behind: %v", err)
 	}
-	if _, _, err := v.Accept("id", 2, b(9, "p"), two); !errors.As(err, &version) || version.Newer != nil {
+	if _, _, err := v.Accept("id", register.Era{}, 2, b(9, "p"), two); !errors.As(err, &version) || version.Newer != nil {
 		t.Errorf("a voter that is behind: %v", err)
 	}
-	if _, _, err := v.Prepare("x", 1, b(9, "p")); !errors.As(err, new(*OtherClusterError)) {
+	if _, _, err := v.Prepare("x", register.Era{}, 1, b(9, "p")); !errors.As(err, new(*OtherClusterError)) {
 		t.Errorf("another cluster: %v", err)
 	}
-	if _, _, err := (Voter{}).Prepare("id", 1, b(9, "p")); !errors.Is(err, ErrUninitialised) {
+	if _, _, err := (Voter{}).Prepare("id", register.Era{}, 1, b(9, "p")); !errors.Is(err, ErrUninitialised) {
 		t.Errorf("no configuration: %v", err)
 	}
 	for _, bad := range []Ballot{{}, {Round: 1}, {Proposer: "p"}, {Round: 1 << 63, Proposer: "p"}, {Round: 1, Proposer: strings.Repeat("p", 65)}} {
-		if _, _, err := v.Prepare("id", 1, bad); !errors.As(err, new(*FieldError)) {
+		if _, _, err := v.Prepare("id", register.Era{}, 1, bad); !errors.As(err, new(*FieldError)) {
 			t.Errorf("ballot %+v: %v", bad, err)
 		}
 	}

@@ -40,6 +40,9 @@ func CheckAccept(req *pb.AcceptRequest) error {
 		if err := value.Check(); err != nil {
 			return &FieldError{field + ".value", err.Error()}
 		}
+		if value.Era != register.EraOf(req.GetHeader().GetEra()) {
+			return &FieldError{field + ".value.era", fmt.Sprintf("is %v, the message is of era %v", value.Era, register.EraOf(req.GetHeader().GetEra()))}
+		}
 		if !value.Released() && value.Owner != register.CandidateOf(req.GetHeader()) {
 			return &FieldError{field + ".value.owner", fmt.Sprintf("a candidate proposes itself or a release, not %q", value.Owner.Name)}
 		}
@@ -49,6 +52,8 @@ func CheckAccept(req *pb.AcceptRequest) error {
 
 func checkBallot(field string, b *pb.Ballot, h *pb.VoteHeader) error {
 	switch {
+	case register.EraOf(b.GetEra()) != register.EraOf(h.GetEra()):
+		return &FieldError{field + ".era", fmt.Sprintf("is %v, the message is of era %v", register.EraOf(b.GetEra()), register.EraOf(h.GetEra()))}
 	case b.GetRound() == 0:
 		return &FieldError{field + ".round", "is 0; reserve a ballot first"}
 	case b.GetRegion() != h.GetCandidate() || b.GetIncarnation() != h.GetCandidateIncarnation():
@@ -82,6 +87,9 @@ func CheckPrepareAgain(req *pb.PrepareAgainRequest) error {
 	if b.GetRound() == 0 || b.GetRegion() != Operator || b.GetIncarnation() == 0 {
 		return &FieldError{"ballot", fmt.Sprintf("needs a round, region %q and a random incarnation", Operator)}
 	}
+	if e := register.EraOf(b.GetEra()); e != register.EraOf(req.GetEra()) {
+		return &FieldError{"ballot.era", fmt.Sprintf("is %v, the message is of era %v", e, register.EraOf(req.GetEra()))}
+	}
 	return checkNames("partitions", req.GetPartitions())
 }
 
@@ -95,6 +103,9 @@ func CheckAcceptAgain(req *pb.AcceptAgainRequest) error {
 		b, v := register.BallotOf(item.GetBallot()), register.ValueOf(item.GetValue())
 		if b.Round == 0 || b.Region == "" || b.Incarnation == 0 {
 			return &FieldError{field + ".ballot", "is not one that a value was accepted under"}
+		}
+		if e := register.EraOf(req.GetEra()); b.Era != e || v.Era != e {
+			return &FieldError{field + ".ballot.era", fmt.Sprintf("ballot and value are of eras %v and %v, the message is of era %v", b.Era, v.Era, e)}
 		}
 		if v.Released() && v.Epoch == 0 {
 			v.Epoch = 1 // of a register that nobody has owned yet

@@ -5,6 +5,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/headlease/headlease/global/register"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
 
@@ -18,6 +19,8 @@ type Voter struct {
 	// Decided is nil before init, or before the voter joined.
 	Decided  *pb.ClusterConfiguration
 	Register Register
+	// Stop, if set: the voter met another era, and answers nothing more [F16].
+	Stop *pb.EraStop
 }
 
 // ConflictError: two configurations claim to be decided under one version, or
@@ -48,14 +51,17 @@ func (e *JoinError) Error() string {
 		e.Version, e.ID, e.Recorded, e.Incarnation)
 }
 
-// CheckVersion reports whether a message of that cluster and version may be
-// answered here. Errors: ErrUninitialised, *OtherClusterError, *VersionError.
-func CheckVersion(decided *pb.ClusterConfiguration, clusterID string, version uint64) error {
+// CheckVersion reports whether a message of that cluster, era and version may
+// be answered here. Errors: ErrUninitialised, *OtherClusterError, *EraError,
+// *VersionError.
+func CheckVersion(decided *pb.ClusterConfiguration, clusterID string, era register.Era, version uint64) error {
 	switch {
 	case decided == nil:
 		return ErrUninitialised
 	case clusterID != decided.GetClusterId():
 		return &OtherClusterError{Own: decided.GetClusterId(), Theirs: clusterID}
+	case era != EraOf(decided): // before the version: versions of two eras say nothing of each other
+		return &EraError{Own: EraOf(decided), Theirs: era}
 	case version != decided.GetVersion():
 		e := &VersionError{Own: decided.GetVersion(), Theirs: version}
 		if version < e.Own {
@@ -69,8 +75,8 @@ func CheckVersion(decided *pb.ClusterConfiguration, clusterID string, version ui
 // Prepare promises a ballot for the version after the given one, or reports
 // that a higher one is promised. next is what must be durable before the
 // answer. Errors: those of CheckVersion, and *FieldError.
-func (v Voter) Prepare(clusterID string, version uint64, b Ballot) (next Register, promised bool, err error) {
-	if err := v.check(clusterID, version, b); err != nil {
+func (v Voter) Prepare(clusterID string, era register.Era, version uint64, b Ballot) (next Register, promised bool, err error) {
+	if err := v.check(clusterID, era, version, b); err != nil {
 		return v.Register, false, err
 	}
 	next = v.Register
@@ -85,8 +91,8 @@ func (v Voter) Prepare(clusterID string, version uint64, b Ballot) (next Registe
 // configuration, or reports that a higher ballot is promised. next is what must
 // be durable before the answer. Errors: those of CheckVersion, *FieldError,
 // *ConflictError.
-func (v Voter) Accept(clusterID string, version uint64, b Ballot, proposed *pb.ClusterConfiguration) (next Register, accepted bool, err error) {
-	if err := v.check(clusterID, version, b); err != nil {
+func (v Voter) Accept(clusterID string, era register.Era, version uint64, b Ballot, proposed *pb.ClusterConfiguration) (next Register, accepted bool, err error) {
+	if err := v.check(clusterID, era, version, b); err != nil {
 		return v.Register, false, err
 	}
 	next = v.Register
@@ -98,14 +104,17 @@ func (v Voter) Accept(clusterID string, version uint64, b Ballot, proposed *pb.C
 	case b == next.Accepted:
 		return next, true, nil
 	}
-	if proposed.GetVersion() != version+1 || proposed.GetClusterId() != clusterID {
+	if proposed.GetVersion() != version+1 || proposed.GetClusterId() != clusterID || EraOf(proposed) != era {
 		return next, false, &FieldError{"proposed.version", fmt.Sprintf("is %d of cluster %q; the decision is on version %d of %q", proposed.GetVersion(), proposed.GetClusterId(), version+1, clusterID)}
 	}
 	return Register{Promised: b, Accepted: b, Proposed: proto.CloneOf(proposed)}, true, nil
 }
 
-func (v Voter) check(clusterID string, version uint64, b Ballot) error {
-	if err := CheckVersion(v.Decided, clusterID, version); err != nil {
+func (v Voter) check(clusterID string, era register.Era, version uint64, b Ballot) error {
+	if v.Stop != nil {
+		return &StoppedError{Own: EraOf(v.Decided), Stop: v.Stop}
+	}
+	if err := CheckVersion(v.Decided, clusterID, era, version); err != nil {
 		return err
 	}
 	const maxProposer, maxRound = 64, 1 << 62
@@ -118,7 +127,8 @@ func (v Voter) check(clusterID string, version uint64, b Ballot) error {
 // Learn takes a decided configuration that has passed Check: the first one, or a newer one than it
 // has, which begins the register afresh. self is the voter under its present
 // incarnation. stored is false when there is nothing to do: it has this very
-// one, or a newer one. Errors: *OtherClusterError, *JoinError, *ConflictError.
+// one, or a newer one. Another era is entered by BeginEra only. Errors:
+// *OtherClusterError, *EraError, *StoppedError, *JoinError, *ConflictError.
 func (v Voter) Learn(self *pb.Voter, c *pb.ClusterConfiguration) (next Voter, stored bool, err error) {
 	if v.Decided == nil {
 		if got := VoterIncarnation(c, self.GetId()); got == 0 || got != self.GetIncarnation() {
@@ -130,6 +140,10 @@ func (v Voter) Learn(self *pb.Voter, c *pb.ClusterConfiguration) (next Voter, st
 	switch {
 	case have.GetClusterId() != c.GetClusterId():
 		return v, false, &OtherClusterError{Own: have.GetClusterId(), Theirs: c.GetClusterId()}
+	case EraOf(have) != EraOf(c):
+		return v, false, &EraError{Own: EraOf(have), Theirs: EraOf(c)}
+	case v.Stop != nil:
+		return v, false, &StoppedError{Own: EraOf(have), Stop: v.Stop}
 	case have.GetVersion() > c.GetVersion():
 		return v, false, nil
 	case have.GetVersion() < c.GetVersion():

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/headlease/headlease/global/register"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
 
@@ -58,10 +59,10 @@ func (e *CandidateError) Error() string {
 }
 
 // CheckHeader checks a vote message's header against the receiver's
-// configuration. Errors: ErrUninitialised, *OtherClusterError, *VersionError,
-// *CandidateError. A header without a candidate is refused by the last.
+// configuration. Errors: ErrUninitialised, *OtherClusterError, *EraError,
+// *VersionError, *CandidateError. A header without a candidate is refused by the last.
 func CheckHeader(cfg *pb.ClusterConfiguration, h *pb.VoteHeader) error {
-	if err := CheckVersion(cfg, h.GetClusterId(), h.GetConfigVersion()); err != nil {
+	if err := CheckVersion(cfg, h.GetClusterId(), register.EraOf(h.GetEra()), h.GetConfigVersion()); err != nil {
 		return err
 	}
 	recorded := VoterIncarnation(cfg, RegionVoter(h.GetCandidate()))

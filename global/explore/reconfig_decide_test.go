@@ -7,6 +7,7 @@ import (
 
 	"github.com/headlease/headlease/global/config"
 	"github.com/headlease/headlease/global/reconfigure"
+	"github.com/headlease/headlease/global/register"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
 
@@ -129,7 +130,7 @@ func (w *decideWorld) next(s decideState, yield func(decideState, string)) {
 		}
 		b := w.ballot(o, s.attempt[o])
 		for v := range dVoters {
-			next, yes, err := voter(v).Prepare("c", 1, b)
+			next, yes, err := voter(v).Prepare("c", register.Era{}, 1, b)
 			if err != nil {
 				panic(err)
 			}
@@ -158,7 +159,7 @@ func (w *decideWorld) next(s decideState, yield func(decideState, string)) {
 			continue
 		}
 		for v := range dVoters {
-			next, yes, err := voter(v).Accept("c", 1, b, s.sent[b])
+			next, yes, err := voter(v).Accept("c", register.Era{}, 1, b, s.sent[b])
 			if err != nil || !yes || s.accepts[o][v] {
 				continue
 			}
@@ -184,7 +185,7 @@ func (w *decideWorld) next(s decideState, yield func(decideState, string)) {
 	}
 	for b, c := range late { // its answer is lost
 		for v := range dVoters {
-			if next, yes, err := voter(v).Accept("c", 1, b, c); err == nil && yes && !next.Equal(s.voters[v]) {
+			if next, yes, err := voter(v).Accept("c", register.Era{}, 1, b, c); err == nil && yes && !next.Equal(s.voters[v]) {
 				n := s
 				n.voters[v] = next
 				yield(n, "")

@@ -156,7 +156,7 @@ func (x *cfgExplorer) answers(has, message uint8) bool {
 	if x.opt.rules.oldVersions && message < has {
 		return true
 	}
-	return config.CheckVersion(x.confs[has], "c", uint64(message)) == nil
+	return config.CheckVersion(x.confs[has], "c", register.Era{}, uint64(message)) == nil
 }
 
 func (x *cfgExplorer) putVoter(v cfgVoter) uint16 {

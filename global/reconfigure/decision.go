@@ -30,7 +30,7 @@ func NewDecision(c *pb.ClusterConfiguration, ballot config.Ballot, want *pb.Clus
 
 // Prepare is what to send to every voter of c.
 func (d *Decision) Prepare() *pb.PrepareConfigRequest {
-	return &pb.PrepareConfigRequest{ClusterId: d.c.GetClusterId(), Version: d.c.GetVersion(), Ballot: d.ballot.Proto()}
+	return &pb.PrepareConfigRequest{ClusterId: d.c.GetClusterId(), Era: d.c.GetEra(), Version: d.c.GetVersion(), Ballot: d.ballot.Proto()}
 }
 
 // Promised takes an answer to Prepare.
@@ -62,7 +62,7 @@ func (d *Decision) Accept() *pb.AcceptConfigRequest {
 	if d.chosen == nil {
 		return nil
 	}
-	return &pb.AcceptConfigRequest{ClusterId: d.c.GetClusterId(), Version: d.c.GetVersion(), Ballot: d.ballot.Proto(), Proposed: d.chosen}
+	return &pb.AcceptConfigRequest{ClusterId: d.c.GetClusterId(), Era: d.c.GetEra(), Version: d.c.GetVersion(), Ballot: d.ballot.Proto(), Proposed: d.chosen}
 }
 
 // Accepted takes an answer to Accept.

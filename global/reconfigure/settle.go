@@ -93,7 +93,7 @@ func (s *Settling) Resend() *pb.AcceptAgainRequest {
 
 // accept is an AcceptAgain of what each partition that is not done has.
 func (s *Settling) accept() *pb.AcceptAgainRequest {
-	req := &pb.AcceptAgainRequest{ClusterId: s.c.GetClusterId(), Version: s.c.GetVersion()}
+	req := &pb.AcceptAgainRequest{Era: s.c.GetEra(), ClusterId: s.c.GetClusterId(), Version: s.c.GetVersion()}
 	for _, p := range s.parts {
 		if !p.done && !p.ballot.IsZero() {
 			req.Items = append(req.Items, &pb.AcceptItem{Partition: p.name, Ballot: p.ballot.Proto(), Value: p.value.Proto()})
@@ -132,8 +132,8 @@ func (s *Settling) Prepare() *pb.PrepareAgainRequest {
 			round = max(round, p.seen)
 		}
 	}
-	b := register.Ballot{Round: round + 1, Region: config.Operator, Incarnation: s.operator}
-	req := &pb.PrepareAgainRequest{ClusterId: s.c.GetClusterId(), Version: s.c.GetVersion(), Ballot: b.Proto()}
+	b := register.Ballot{Era: config.EraOf(s.c), Round: round + 1, Region: config.Operator, Incarnation: s.operator}
+	req := &pb.PrepareAgainRequest{Era: s.c.GetEra(), ClusterId: s.c.GetClusterId(), Version: s.c.GetVersion(), Ballot: b.Proto()}
 	for _, p := range s.parts {
 		if p.done {
 			continue
@@ -181,7 +181,7 @@ func (s *Settling) Accept() *pb.AcceptAgainRequest {
 		}
 		p.ballot, p.value = p.preparing, p.best.Value
 		if p.best.Accepted.IsZero() {
-			p.value = register.Value{D: time.Duration(s.c.GetDNs()), Reason: "never owned"}
+			p.value = register.Value{D: time.Duration(s.c.GetDNs()), Reason: "never owned", Era: config.EraOf(s.c)}
 		}
 	}
 	return s.accept()

@@ -36,11 +36,12 @@ type Ballot struct {
 	Round       uint64
 	Region      string
 	Incarnation Incarnation
+	Era         Era
 }
 
-// Compare orders ballots by round, region, incarnation.
+// Compare orders ballots by era, round, region, incarnation.
 func (b Ballot) Compare(o Ballot) int {
-	return cmp.Or(cmp.Compare(b.Round, o.Round), cmp.Compare(b.Region, o.Region), cmp.Compare(b.Incarnation, o.Incarnation))
+	return cmp.Or(b.Era.Compare(o.Era), cmp.Compare(b.Round, o.Round), cmp.Compare(b.Region, o.Region), cmp.Compare(b.Incarnation, o.Incarnation))
 }
 
 // Less reports whether b is below o.
@@ -53,7 +54,10 @@ func (b Ballot) String() string {
 	if b.IsZero() {
 		return "none"
 	}
-	return fmt.Sprintf("%d.%s", b.Round, b.Region)
+	if b.Era.IsZero() {
+		return fmt.Sprintf("%d.%s", b.Round, b.Region)
+	}
+	return fmt.Sprintf("%v:%d.%s", b.Era, b.Round, b.Region)
 }
 
 // Value is what a register decides.
@@ -67,6 +71,8 @@ type Value struct {
 	// empty: any.
 	Successor string
 	Reason    string
+	// Era of the ballot.
+	Era Era
 }
 
 // Reasons of values that those who take a partition over go by.

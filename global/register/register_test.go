@@ -18,7 +18,9 @@ var (
 	t0 = instant.Instant(1000 * time.Second)
 )
 
-func ballot(round uint64, r Region) Ballot { return Ballot{round, r.Name, r.Incarnation} }
+func ballot(round uint64, r Region) Ballot {
+	return Ballot{Round: round, Region: r.Name, Incarnation: r.Incarnation}
+}
 
 func owned(by Region, epoch fence.Epoch) Value { return Value{Owner: by, Epoch: epoch, D: d} }
 
@@ -29,7 +31,11 @@ func held() Register {
 }
 
 func TestBallotOrder(t *testing.T) {
-	in := []Ballot{{}, {1, "a", 1}, {1, "a", 2}, {1, "b", 1}, {2, "a", 1}, {10, "a", 1}}
+	first := Era{}
+	in := []Ballot{
+		{}, {1, "a", 1, first}, {1, "a", 2, first}, {1, "b", 1, first}, {2, "a", 1, first}, {10, "a", 1, first},
+		{1, "a", 1, Era{1, 5}}, {9, "a", 1, Era{1, 5}}, {1, "a", 1, Era{1, 6}}, {1, "a", 1, Era{2, 1}}, // F16: eras order before rounds
+	}
 	for i, a := range in {
 		for j, b := range in {
 			if a.Less(b) != (i < j) {
@@ -303,7 +309,7 @@ func TestPropertiesOfRandomSchedules(t *testing.T) {
 func TestUpdateNeverPanics(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 1))
 	pick := func() Ballot {
-		return Ballot{uint64(rnd.IntN(3)), []string{"", "eu", "us"}[rnd.IntN(3)], Incarnation(rnd.IntN(2))}
+		return Ballot{uint64(rnd.IntN(3)), []string{"", "eu", "us"}[rnd.IntN(3)], Incarnation(rnd.IntN(2)), Era{}}
 	}
 	for range 20_000 {
 		rec := Record{Promised: pick(), Accepted: pick(), Value: owned(eu, fence.Epoch(rnd.IntN(3))), Alarm: strings.Repeat("x", rnd.IntN(2)*rnd.IntN(2))}

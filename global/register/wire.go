@@ -19,12 +19,12 @@ func (b Ballot) Proto() *pb.Ballot {
 	if b.IsZero() {
 		return nil
 	}
-	return &pb.Ballot{Round: b.Round, Region: b.Region, Incarnation: uint64(b.Incarnation)}
+	return &pb.Ballot{Round: b.Round, Region: b.Region, Incarnation: uint64(b.Incarnation), Era: b.Era.Proto()}
 }
 
 // BallotOf reads a ballot; nil is the zero ballot.
 func BallotOf(m *pb.Ballot) Ballot {
-	return Ballot{Round: m.GetRound(), Region: m.GetRegion(), Incarnation: Incarnation(m.GetIncarnation())}
+	return Ballot{Round: m.GetRound(), Region: m.GetRegion(), Incarnation: Incarnation(m.GetIncarnation()), Era: EraOf(m.GetEra())}
 }
 
 // Proto returns v as a message; nil for the zero value.
@@ -39,6 +39,7 @@ func (v Value) Proto() *pb.Value {
 		DNs:              int64(v.D),
 		Successor:        v.Successor,
 		Reason:           v.Reason,
+		Era:              v.Era.Proto(),
 	}
 }
 
@@ -50,6 +51,7 @@ func ValueOf(m *pb.Value) Value {
 		D:         time.Duration(m.GetDNs()),
 		Successor: m.GetSuccessor(),
 		Reason:    m.GetReason(),
+		Era:       EraOf(m.GetEra()),
 	}
 }
 
@@ -141,9 +143,12 @@ func RefusalOf(r Register, now instant.Instant, rule Rule, verdict Verdict) *pb.
 	case RuleV2Running:
 		left := r.Remaining(now)
 		ref.RemainingNs = int64(left)
-		if r.Value.Released() {
+		switch {
+		case r.Value.Successor == nobody:
+			ref.Text = fmt.Sprintf("era %v began here, and head leases of before may run for %v more", r.Value.Era, left)
+		case r.Value.Released():
 			ref.Text = fmt.Sprintf("released to %s alone for %v more", r.Value.Successor, left)
-		} else {
+		default:
 			ref.Text = fmt.Sprintf("the head lease of %s (epoch %d) runs here for %v more", r.Value.Owner.Name, r.Value.Epoch, left)
 		}
 	case RuleV3Alive:

@@ -151,7 +151,7 @@ func TestAnswers(t *testing.T) {
 	const d = 4 * time.Second
 	now := instant.Instant(0).Add(10 * time.Second)
 	rec := Record{
-		Promised: Ballot{9, "us", 2}, Accepted: Ballot{8, "eu", 1},
+		Promised: Ballot{9, "us", 2, Era{1, 7}}, Accepted: Ballot{8, "eu", 1, Era{1, 7}},
 		Value: Value{Owner: Region{"eu", 1}, Epoch: 3, D: d},
 	}
 	r := Register{Record: rec, Since: now.Add(-time.Second)}
@@ -179,7 +179,7 @@ func TestAnswers(t *testing.T) {
 // FuzzWireTotal: whatever bytes a peer sends as a register, reading it never
 // panics and what was read survives its own round trip.
 func FuzzWireTotal(f *testing.F) {
-	seed, _ := proto.Marshal(Record{Promised: Ballot{1, "eu", 2}, Value: Value{Epoch: 1, D: time.Second}}.Proto())
+	seed, _ := proto.Marshal(Record{Promised: Ballot{1, "eu", 2, Era{1, 7}}, Value: Value{Epoch: 1, D: time.Second, Era: Era{1, 7}}}.Proto())
 	f.Add(seed)
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, raw []byte) {

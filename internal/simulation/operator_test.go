@@ -345,7 +345,7 @@ func (o *operator) under(conf *configuration, cluster string, version uint64) bo
 	if conf == nil {
 		return false
 	}
-	err := config.CheckVersion(conf.pb, cluster, version)
+	err := config.CheckVersion(conf.pb, cluster, register.Era{}, version)
 	if err != nil {
 		o.newer = newerOf(o.newer, conf.pb)
 	}
@@ -395,7 +395,7 @@ func (o *operator) configure(at int, conf *pb.ClusterConfiguration, answer func(
 
 func (w *world) prepareConfig(o *operator, at int, req *pb.PrepareConfigRequest, answer func(*pb.PrepareConfigResponse)) {
 	if v := w.witnessAt(at); v != nil && o.under(v.conf, req.GetClusterId(), req.GetVersion()) {
-		next, promised, err := v.voter().Prepare(req.GetClusterId(), req.GetVersion(), config.BallotOf(req.GetBallot()))
+		next, promised, err := v.voter().Prepare(req.GetClusterId(), register.Era{}, req.GetVersion(), config.BallotOf(req.GetBallot()))
 		if err == nil {
 			w.witnessWrites(v, func() { v.confReg = next }, func() {
 				answer(&pb.PrepareConfigResponse{Voter: v.pb(), Promised: promised, Register: next.Proto()})
@@ -414,7 +414,7 @@ func (w *world) prepareConfig(o *operator, at int, req *pb.PrepareConfigRequest,
 
 func (w *world) acceptConfig(o *operator, at int, req *pb.AcceptConfigRequest, answer func(*pb.AcceptConfigResponse)) {
 	if v := w.witnessAt(at); v != nil && o.under(v.conf, req.GetClusterId(), req.GetVersion()) {
-		next, accepted, err := v.voter().Accept(req.GetClusterId(), req.GetVersion(), config.BallotOf(req.GetBallot()), req.GetProposed())
+		next, accepted, err := v.voter().Accept(req.GetClusterId(), register.Era{}, req.GetVersion(), config.BallotOf(req.GetBallot()), req.GetProposed())
 		if err == nil {
 			w.witnessWrites(v, func() { v.confReg = next }, func() {
 				answer(&pb.AcceptConfigResponse{Voter: v.pb(), Accepted: accepted, Register: next.Proto()})

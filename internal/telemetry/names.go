@@ -82,6 +82,8 @@ const (
 	// A voter, region or witness.
 
 	VotesAnswered = "headlease_votes_answered_total"
+	Era           = "headlease_era"
+	EraStopped    = "headlease_era_stopped"
 
 	// A witness.
 

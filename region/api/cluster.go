@@ -119,7 +119,7 @@ func (s *Cluster) Status(context.Context, *pb.StatusRequest) (*pb.StatusResponse
 		Incarnation: uint64(view.Incarnation()), Configuration: view.Configuration(), Partitions: parts,
 		Peers: s.Detector.Reports(), RoundTrips: s.Detector.RoundTrips(),
 		Sessions: uint64(n.Sessions), Leases: uint64(n.Leases), Waiters: uint64(n.Waiters), Version: s.Version,
-		FeatureLevel: view.Level(),
+		FeatureLevel: view.Level(), EraStop: view.EraStop(),
 	}, nil
 }
 

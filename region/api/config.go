@@ -7,6 +7,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/headlease/headlease/global/config"
+	"github.com/headlease/headlease/global/register"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 	"github.com/headlease/headlease/region/vote"
 )
@@ -21,8 +22,8 @@ type Configs struct {
 
 // PrepareConfig promises a ballot for the next configuration.
 func (s *Configs) PrepareConfig(ctx context.Context, req *pb.PrepareConfigRequest) (*pb.PrepareConfigResponse, error) {
-	res, err := s.vote(ctx, req.GetClusterId(), req.GetVersion(), &pb.Command{Kind: &pb.Command_ConfigPromise{ConfigPromise: &pb.ConfigPromiseCommand{
-		ClusterId: req.GetClusterId(), Version: req.GetVersion(), Ballot: req.GetBallot(),
+	res, err := s.vote(ctx, req.GetClusterId(), register.EraOf(req.GetEra()), req.GetVersion(), &pb.Command{Kind: &pb.Command_ConfigPromise{ConfigPromise: &pb.ConfigPromiseCommand{
+		ClusterId: req.GetClusterId(), Era: req.GetEra(), Version: req.GetVersion(), Ballot: req.GetBallot(),
 	}}})
 	if err != nil {
 		return nil, err
@@ -33,14 +34,14 @@ func (s *Configs) PrepareConfig(ctx context.Context, req *pb.PrepareConfigReques
 // AcceptConfig takes a proposal for the next configuration.
 func (s *Configs) AcceptConfig(ctx context.Context, req *pb.AcceptConfigRequest) (*pb.AcceptConfigResponse, error) {
 	conf := s.Raft.View().Configuration()
-	if err := config.CheckVersion(conf, req.GetClusterId(), req.GetVersion()); err != nil {
+	if err := config.CheckVersion(conf, req.GetClusterId(), register.EraOf(req.GetEra()), req.GetVersion()); err != nil {
 		return nil, voteError(err)
 	}
 	if err := config.CheckChange(conf, req.GetProposed()); err != nil {
 		return nil, invalid("proposed", "%v", err)
 	}
-	res, err := s.vote(ctx, req.GetClusterId(), req.GetVersion(), &pb.Command{Kind: &pb.Command_ConfigAccept{ConfigAccept: &pb.ConfigAcceptCommand{
-		ClusterId: req.GetClusterId(), Version: req.GetVersion(), Ballot: req.GetBallot(), Proposed: req.GetProposed(),
+	res, err := s.vote(ctx, req.GetClusterId(), register.EraOf(req.GetEra()), req.GetVersion(), &pb.Command{Kind: &pb.Command_ConfigAccept{ConfigAccept: &pb.ConfigAcceptCommand{
+		ClusterId: req.GetClusterId(), Era: req.GetEra(), Version: req.GetVersion(), Ballot: req.GetBallot(), Proposed: req.GetProposed(),
 	}}})
 	if err != nil {
 		return nil, err
@@ -68,10 +69,10 @@ func (s *Configs) AcceptAgain(ctx context.Context, req *pb.AcceptAgainRequest) (
 
 // vote commits a step of the configuration's register. A refusal for its
 // version comes with the newer configuration.
-func (s *Configs) vote(ctx context.Context, clusterID string, version uint64, cmd *pb.Command) (*pb.ConfigVoteResult, error) {
+func (s *Configs) vote(ctx context.Context, clusterID string, era register.Era, version uint64, cmd *pb.Command) (*pb.ConfigVoteResult, error) {
 	res, err := s.Raft.Propose(ctx, cmd)
 	if err == nil && res.GetError().GetOtherCluster() != nil {
-		if err := config.CheckVersion(s.Raft.View().Configuration(), clusterID, version); err != nil {
+		if err := config.CheckVersion(s.Raft.View().Configuration(), clusterID, era, version); err != nil {
 			return nil, voteError(err)
 		}
 	}
@@ -87,6 +88,15 @@ func versionError(e *config.VersionError) error {
 		&pb.ErrorDetail{Kind: &pb.ErrorDetail_OtherCluster{OtherCluster: &pb.OtherCluster{Version: e.Own}}}, e.Proto())
 	if err != nil {
 		return status.Error(codes.FailedPrecondition, e.Error())
+	}
+	return st.Err()
+}
+
+// eraError refuses a message of another era, or by a voter that has met one.
+func eraError(err error, detail *pb.EraMismatch) error {
+	st, e := status.New(codes.FailedPrecondition, err.Error()).WithDetails(detail)
+	if e != nil {
+		return status.Error(codes.FailedPrecondition, err.Error())
 	}
 	return st.Err()
 }

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/headlease/headlease/global/config"
+	"github.com/headlease/headlease/global/register"
 	"github.com/headlease/headlease/internal/clock"
 	"github.com/headlease/headlease/internal/policy"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
@@ -29,7 +30,24 @@ type Votes struct {
 	Clock    clock.Clock
 	Detector Reports
 	Identify func(context.Context) (policy.Caller, bool)
-	Version  string
+	// Met is told that somebody is in another era that ends this region's part in
+	// its own; it must not block.
+	Met     func(era register.Era, by string)
+	Version string
+}
+
+// refuse turns what refuses a vote into an error of the API, and passes on
+// another era that it shows.
+func (s *Votes) refuse(ctx context.Context, err error) error {
+	var era *config.EraError
+	if errors.As(err, &era) && era.Stops() {
+		by := ""
+		if caller, ok := s.Identify(ctx); ok {
+			by = caller.Name
+		}
+		s.Met(era.Theirs, by)
+	}
+	return voteError(err)
 }
 
 // Prepare promises, or refuses and says why, per partition.
@@ -38,7 +56,7 @@ func (s *Votes) Prepare(ctx context.Context, req *pb.PrepareRequest) (*pb.Prepar
 		return nil, err
 	}
 	res, err := s.Voter.Prepare(ctx, req)
-	return res, voteError(err)
+	return res, s.refuse(ctx, err)
 }
 
 // Accept takes values, or refuses and says why, per partition.
@@ -47,7 +65,7 @@ func (s *Votes) Accept(ctx context.Context, req *pb.AcceptRequest) (*pb.AcceptRe
 		return nil, err
 	}
 	res, err := s.Voter.Accept(ctx, req)
-	return res, voteError(err)
+	return res, s.refuse(ctx, err)
 }
 
 // DescribeVoter tells what this region is as a voter.
@@ -60,7 +78,7 @@ func (s *Votes) DescribeVoter(context.Context, *pb.DescribeVoterRequest) (*pb.De
 	now := s.Clock.Now()
 	out := &pb.DescribeVoterResponse{
 		State: s.Voter.State(&pb.VoteHeader{}), Configuration: view.Configuration(), Version: s.Version,
-		Peers: s.Detector.Reports(), RoundTrips: s.Detector.RoundTrips(),
+		Peers: s.Detector.Reports(), RoundTrips: s.Detector.RoundTrips(), EraStop: view.EraStop(),
 	}
 	if r := view.ConfigRegister(); r != (config.Register{}) {
 		out.ConfigRegister = r.Proto()
@@ -84,9 +102,9 @@ func (s *Votes) Configure(ctx context.Context, req *pb.ConfigureRequest) (*pb.Co
 	}
 	// Here too, since a state machine of feature level 1 does not ask whether it
 	// is a member: data that was made anew must not take the old one's place.
-	known := config.Voter{Decided: s.Raft.View().Configuration()}
+	known := config.Voter{Decided: s.Raft.View().Configuration(), Stop: s.Raft.View().EraStop()}
 	if _, _, err := known.Learn(s.Voter.State(nil).GetVoter(), req.GetConfiguration()); err != nil {
-		return nil, voteError(err)
+		return nil, s.refuse(ctx, err)
 	}
 	res, err := s.Raft.Propose(ctx, &pb.Command{Kind: &pb.Command_Configure{Configure: &pb.ConfigureCommand{Configuration: req.GetConfiguration()}}})
 	if err := resultError(res, err); err != nil {
@@ -115,6 +133,8 @@ func voteError(err error) error {
 		candidate *config.CandidateError
 		join      *config.JoinError
 		conflict  *config.ConflictError
+		era       *config.EraError
+		stopped   *config.StoppedError
 	)
 	switch {
 	case err == nil:
@@ -127,6 +147,10 @@ func voteError(err error) error {
 		return fail(&pb.ErrorDetail{Kind: &pb.ErrorDetail_OtherCluster{OtherCluster: &pb.OtherCluster{ClusterId: other.Own}}})
 	case errors.As(err, &version):
 		return versionError(version)
+	case errors.As(err, &era):
+		return eraError(err, era.Proto())
+	case errors.As(err, &stopped):
+		return eraError(err, stopped.Proto())
 	case errors.As(err, &field):
 		return invalid(field.Field, "%s", field.Remedy)
 	case errors.As(err, &candidate), errors.As(err, &join), errors.As(err, &conflict):

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/headlease/headlease/global/config"
+	"github.com/headlease/headlease/global/register"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 	"github.com/headlease/headlease/region/state"
 )
@@ -69,6 +70,10 @@ const (
 	Aborted  Kind = "transfer aborted"
 	// Configured: a configuration is in force.
 	Configured Kind = "configured"
+	// Era: force-quorum began one. EraStopped: the region met another one, and
+	// votes no more.
+	Era        Kind = "era begun by force-quorum"
+	EraStopped Kind = "stopped: another era was met"
 	// Level: the feature level was raised.
 	Level Kind = "feature level"
 	// Alarm: one ballot came with two values.
@@ -151,6 +156,14 @@ func (t *translator) records(index, term uint64, events []state.Event) (out []Re
 			}
 			t.conf = e.Configuration
 			add(r)
+		case state.EraBegun:
+			r := Record{Kind: Era, Version: e.Configuration.GetVersion(), Text: fmt.Sprintf("era %v, before it %v", config.EraOf(e.Configuration), e.Before)}
+			for _, v := range e.Configuration.GetDestroyedVoters() {
+				r.Changes = append(r.Changes, fmt.Sprintf("declared destroyed: %s (incarnation %x)", v.GetId(), v.GetIncarnation()))
+			}
+			add(r)
+		case state.EraStopped:
+			add(Record{Kind: EraStopped, By: e.Stop.GetBy(), Text: "era " + register.EraOf(e.Stop.GetEra()).String()})
 		case state.LevelRaised:
 			add(Record{Kind: Level, Text: fmt.Sprint(e.Level)})
 		}

@@ -112,6 +112,10 @@ func (m *Machine) dispatch(index, term uint64, cmd *pb.Command) *pb.CommandResul
 		return m.promiseConfig(k.ConfigPromise)
 	case *pb.Command_ConfigAccept:
 		return m.acceptConfig(k.ConfigAccept)
+	case *pb.Command_BeginEra:
+		return m.beginEra(k.BeginEra.GetPlan())
+	case *pb.Command_StopInEra:
+		return m.stopInEra(k.StopInEra.GetStop())
 	case *pb.Command_ReserveBallot:
 		return m.reserveBallot(k.ReserveBallot.GetAbove())
 	case *pb.Command_Promise:

@@ -16,7 +16,7 @@ const maxConfiguration = 4 << 20
 
 // configVoter is the region's part in the decision on configurations.
 func (m *Machine) configVoter() config.Voter {
-	return config.Voter{Decided: m.configuration, Register: m.configRegister}
+	return config.Voter{Decided: m.configuration, Register: m.configRegister, Stop: m.eraStop}
 }
 
 // configure stores a decided configuration: the first one, or a newer one. One
@@ -65,8 +65,8 @@ func (m *Machine) self() *pb.Voter {
 // install puts a decided configuration in force. The register of a partition
 // that it no longer has stays, and so do its epoch and seq.
 func (m *Machine) install(v config.Voter) {
-	m.configuration, m.configRegister = v.Decided, v.Register
-	m.configurationHash = configurationHash(m.configuration, m.configRegister)
+	m.configuration, m.configRegister, m.eraStop = v.Decided, v.Register, v.Stop
+	m.configurationHash = m.hashConfiguration()
 	for name := range partitionNames(m.configuration) {
 		if _, ok := m.partitions.Get(name); !ok {
 			p := &partition{gen: m.gen, name: name, phase: phaseAbsent, recordHash: recordHash(register.Record{}), dirty: true}
@@ -102,12 +102,12 @@ func partitionNames(c *pb.ClusterConfiguration) map[string]struct{} {
 }
 
 func (m *Machine) promiseConfig(c *pb.ConfigPromiseCommand) *pb.CommandResult {
-	next, done, err := m.configVoter().Prepare(c.GetClusterId(), c.GetVersion(), config.BallotOf(c.GetBallot()))
+	next, done, err := m.configVoter().Prepare(c.GetClusterId(), register.EraOf(c.GetEra()), c.GetVersion(), config.BallotOf(c.GetBallot()))
 	return m.configVote(next, done, err)
 }
 
 func (m *Machine) acceptConfig(c *pb.ConfigAcceptCommand) *pb.CommandResult {
-	next, done, err := m.configVoter().Accept(c.GetClusterId(), c.GetVersion(), config.BallotOf(c.GetBallot()), c.GetProposed())
+	next, done, err := m.configVoter().Accept(c.GetClusterId(), register.EraOf(c.GetEra()), c.GetVersion(), config.BallotOf(c.GetBallot()), c.GetProposed())
 	if err == nil && done {
 		if e := checkConfiguration(c.GetProposed()); e != nil {
 			return failed(e)
@@ -121,7 +121,7 @@ func (m *Machine) configVote(next config.Register, done bool, err error) *pb.Com
 		return failed(m.errConfig(err))
 	}
 	m.configRegister = next
-	m.configurationHash = configurationHash(m.configuration, m.configRegister)
+	m.configurationHash = m.hashConfiguration()
 	return &pb.CommandResult{Kind: &pb.CommandResult_ConfigVote{ConfigVote: &pb.ConfigVoteResult{Done: done, Register: next.Proto()}}}
 }
 
@@ -141,7 +141,7 @@ func (m *Machine) errConfig(err error) *pb.ErrorDetail {
 // underVersion reports whether a vote was judged under the configuration in
 // force; one that does not say so is of level 1, where there is only the first.
 func (m *Machine) underVersion(version uint64) bool {
-	return max(version, 1) == m.configuration.GetVersion()
+	return m.eraStop == nil && max(version, 1) == m.configuration.GetVersion()
 }
 
 // checkConfiguration checks what the state rests on; global/config checks the
@@ -249,4 +249,5 @@ func (h *hasher) configRegister(r config.Register) {
 		h.str(b.Proposer)
 	}
 	h.configuration(r.Proposed)
+	h.era(r.Proposed)
 }

@@ -203,6 +203,19 @@ type Configured struct {
 	Configuration *pb.ClusterConfiguration
 }
 
+// EraBegun: force-quorum has put the region into another era. It comes after
+// the Drops, the configuration and the changes of all registers that this means.
+type EraBegun struct {
+	// Configuration must not be changed.
+	Configuration *pb.ClusterConfiguration
+	Before        register.Era
+}
+
+// EraStopped: the region met another era, and votes no more until EraBegun.
+type EraStopped struct {
+	Stop *pb.EraStop
+}
+
 // PulseCommitted: the disks of a quorum moved.
 type PulseCommitted struct {
 	Index uint64
@@ -228,6 +241,8 @@ func (LevelRaised) event()       {}
 func (RegisterChanged) event()   {}
 func (Initialised) event()       {}
 func (Configured) event()        {}
+func (EraBegun) event()          {}
+func (EraStopped) event()        {}
 func (PulseCommitted) event()    {}
 
 // EndReason says why a session or a lease ended.

@@ -91,6 +91,12 @@ func (h *hasher) record(r register.Record) {
 	}
 	h.strs(r.Value.Owner.Name, r.Value.Successor, r.Value.Reason, r.Alarm)
 	h.nums(uint64(r.Value.Owner.Incarnation), uint64(r.Value.Epoch), uint64(r.Value.D))
+	if eras := [...]register.Era{r.Promised.Era, r.Accepted.Era, r.Value.Era}; eras != [3]register.Era{} {
+		h.str("eras")
+		for _, e := range eras {
+			h.nums(e.Counter, e.ID)
+		}
+	}
 }
 
 func (h *hasher) session(s *session) {

@@ -168,7 +168,7 @@ func (r *root) fullHash() uint64 {
 		return true
 	})
 	c := *r
-	c.configurationHash = configurationHash(c.configuration, c.configRegister)
+	c.configurationHash = c.hashConfiguration()
 	return c.hash(sum)
 }
 

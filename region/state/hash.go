@@ -9,7 +9,6 @@ import (
 
 	"github.com/cespare/xxhash/v2"
 
-	"github.com/headlease/headlease/global/config"
 	"github.com/headlease/headlease/global/register"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
@@ -163,10 +162,15 @@ func recordHash(r register.Record) uint64 {
 	return h.d.Sum64()
 }
 
-func configurationHash(c *pb.ClusterConfiguration, r config.Register) uint64 {
+func (r *root) hashConfiguration() uint64 {
 	h := hasher{d: xxhash.New()}
-	h.configuration(c)
-	h.configRegister(r)
+	h.configuration(r.configuration)
+	h.configRegister(r.configRegister)
+	h.era(r.configuration)
+	if e := r.eraStop; e != nil {
+		h.strs("stopped", e.GetBy())
+		h.nums(e.GetEra().GetCounter(), e.GetEra().GetId())
+	}
 	return h.d.Sum64()
 }
 
@@ -225,7 +229,7 @@ func edge(before, w waiter) uint64 {
 // rehash sets the hashes of all entries and their sum anew, of a state that no
 // View shows.
 func (m *Machine) rehash() {
-	m.sum, m.configurationHash = 0, configurationHash(m.configuration, m.configRegister)
+	m.sum, m.configurationHash = 0, m.hashConfiguration()
 	m.partitions.Scan(func(_ string, p *partition) bool {
 		p.recordHash = recordHash(p.record)
 		p.hash = p.digest()

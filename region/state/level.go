@@ -12,17 +12,22 @@ import (
 // command and byte by byte, and writes its snapshots: servers of both may then
 // form one group. Level 2 brings values, lock delays, wait deadlines, slots,
 // drains, changes of the configuration, the check of the state hash, and drops in
-// pieces.
-const MaxLevel = 2
+// pieces; level 3 eras.
+const MaxLevel = 3
 
 // levelOf returns the feature level from which on a command may be applied.
 func levelOf(cmd *pb.Command) uint32 {
 	switch k := cmd.GetKind().(type) {
+	case *pb.Command_BeginEra, *pb.Command_StopInEra:
+		return 3
 	case *pb.Command_SetValue, *pb.Command_EndWait, *pb.Command_EndDelay, *pb.Command_Settle,
 		*pb.Command_StartDrain, *pb.Command_AbortDrain, *pb.Command_StateHash,
 		*pb.Command_ConfigPromise, *pb.Command_ConfigAccept:
 		return 2
 	case *pb.Command_Configure:
+		if k.Configure.GetConfiguration().GetEra() != nil {
+			return 3 // of a region that joins
+		}
 		if k.Configure.GetConfiguration().GetVersion() > 1 {
 			return 2
 		}

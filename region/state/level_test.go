@@ -87,7 +87,7 @@ func TestUnknownLevelPoisons(t *testing.T) {
 	h := newHarness(t)
 	before := h.content()
 	h.m.Apply(h.index+1, testTerm, cmdRaise(MaxLevel+1))
-	if err := h.m.Poisoned(); !errors.Is(err, ErrUnknownCommand) || !strings.Contains(err.Error(), "knows level 2") {
+	if err := h.m.Poisoned(); !errors.Is(err, ErrUnknownCommand) || !strings.Contains(err.Error(), "knows level 3") {
 		t.Fatalf("%v", err)
 	}
 	if h.content() != before {

@@ -90,14 +90,16 @@ type root struct {
 	configuration *pb.ClusterConfiguration
 	// configRegister decides on the version after configuration.
 	configRegister config.Register
-	level          uint32
-	ballotRound    uint64
-	applied        uint64
-	pulse          uint64
-	waiting        int
-	leased         int
-	valueBytes     int64
-	sweep          sweep
+	// eraStop, if set: the region met another era, and votes no more.
+	eraStop     *pb.EraStop
+	level       uint32
+	ballotRound uint64
+	applied     uint64
+	pulse       uint64
+	waiting     int
+	leased      int
+	valueBytes  int64
+	sweep       sweep
 
 	partitions *btree.Map[string, *partition]
 	voters     *btree.Map[string, VoterRecord]
@@ -132,7 +134,7 @@ func New() *Machine {
 		stalled:    newTree[struct{}](),
 		delayed:    newTree[struct{}](),
 
-		configurationHash: configurationHash(nil, config.Register{}),
+		configurationHash: (&root{}).hashConfiguration(),
 	}}
 }
 

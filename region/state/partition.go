@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/headlease/headlease/fence"
+	"github.com/headlease/headlease/global/config"
 	"github.com/headlease/headlease/global/register"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
@@ -64,6 +65,8 @@ func (m *Machine) notAdoptable(p *partition, epoch fence.Epoch, ballot register.
 	rec := p.record
 	self := register.Region{Name: m.region, Incarnation: m.incarnation}
 	switch {
+	case m.eraStop != nil:
+		return (&config.StoppedError{Own: config.EraOf(m.configuration), Stop: m.eraStop}).Error()
 	case rec.Alarm != "":
 		return "the own register is alarmed: " + rec.Alarm
 	case ballot.IsZero() || rec.Accepted != ballot:

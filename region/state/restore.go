@@ -167,6 +167,9 @@ func (l *loader) header(h *pb.SnapshotHeader) error {
 	if err := checkConfigRegister(m.configuration, m.configRegister); err != nil {
 		return err
 	}
+	if m.eraStop = h.GetEraStop(); m.eraStop != nil && (m.configuration == nil || m.level < 3) {
+		return errors.New("header: stopped by an era, without a configuration or below feature level 3")
+	}
 	for name := range partitionNames(m.configuration) {
 		m.partitions.Set(name, nil)
 	}

@@ -231,6 +231,7 @@ func (r *root) snapshotHeader() *pb.SnapshotHeader {
 	if r.configRegister != (config.Register{}) {
 		h.ConfigRegister = r.configRegister.Proto()
 	}
+	h.EraStop = r.eraStop
 	r.partitions.Scan(func(_ string, p *partition) bool {
 		h.Partitions = append(h.Partitions, &pb.SnapshotPartition{
 			Name: p.name, Register: p.record.Proto(), Epoch: uint32(p.epoch), Seq: uint32(p.seq),

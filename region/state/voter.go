@@ -3,6 +3,7 @@ package state
 import (
 	"fmt"
 
+	"github.com/headlease/headlease/global/config"
 	"github.com/headlease/headlease/global/register"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
@@ -18,7 +19,7 @@ func (m *Machine) reserveBallot(above uint64) *pb.CommandResult {
 		return failed(errInvalid("above", fmt.Sprintf("round %d is no round that counting reached; find the voter that answered it", above)))
 	}
 	m.ballotRound = max(m.ballotRound, above) + 1
-	b := register.Ballot{Round: m.ballotRound, Region: m.region, Incarnation: m.incarnation}
+	b := register.Ballot{Era: config.EraOf(m.configuration), Round: m.ballotRound, Region: m.region, Incarnation: m.incarnation}
 	return &pb.CommandResult{Kind: &pb.CommandResult_Reserved{Reserved: &pb.ReservedBallot{Ballot: b.Proto()}}}
 }
 

@@ -59,6 +59,8 @@ type Voter struct {
 	mu   sync.Mutex
 	term uint64 // of the tables; 0: not leading
 	conf *pb.ClusterConfiguration
+	// stop, if set: the region met another era, and answers nothing [F16].
+	stop *pb.EraStop
 	regs map[string]register.Register
 	// cleared is closed, and made anew, when promises' fates become known.
 	cleared chan struct{}
@@ -87,7 +89,7 @@ func (v *Voter) Begin(term uint64, view state.View) {
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.term, v.conf, v.regs = term, view.Configuration(), regs
+	v.term, v.conf, v.stop, v.regs = term, view.Configuration(), view.EraStop(), regs
 }
 
 // Deposed ends the tables of a term.
@@ -95,7 +97,7 @@ func (v *Voter) Deposed(term uint64) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.term <= term {
-		v.term, v.conf, v.regs = 0, nil, nil
+		v.term, v.conf, v.stop, v.regs = 0, nil, nil, nil
 	}
 }
 
@@ -113,6 +115,10 @@ func (v *Voter) Applied(events []state.Event) {
 		switch e := e.(type) {
 		case state.RegisterChanged:
 			v.regs[e.Partition] = v.regs[e.Partition].Written(now, e.Record)
+		case state.EraStopped:
+			v.stop = e.Stop
+		case state.EraBegun:
+			v.stop = nil
 		case state.Configured:
 			v.conf = e.Configuration
 			for _, p := range e.Configuration.GetPartitions() {
@@ -177,10 +183,11 @@ func (v *Voter) PrepareAgain(ctx context.Context, req *pb.PrepareAgainRequest) (
 // underVersion checks a message that has no header.
 func underVersion(m interface {
 	GetClusterId() string
+	GetEra() *pb.Era
 	GetVersion() uint64
 }) func(*pb.ClusterConfiguration) error {
 	return func(conf *pb.ClusterConfiguration) error {
-		return config.CheckVersion(conf, m.GetClusterId(), m.GetVersion())
+		return config.CheckVersion(conf, m.GetClusterId(), register.EraOf(m.GetEra()), m.GetVersion())
 	}
 }
 
@@ -250,6 +257,9 @@ func (v *Voter) stamp() uint64 {
 func (v *Voter) enter(check func(*pb.ClusterConfiguration) error) (term uint64, err error) {
 	if v.term == 0 {
 		return 0, ErrNotLeading
+	}
+	if v.stop != nil {
+		return 0, &config.StoppedError{Own: config.EraOf(v.conf), Stop: v.stop}
 	}
 	return v.term, check(v.conf)
 }
@@ -430,7 +440,7 @@ func (v *Voter) renew(ctx context.Context, term uint64, check func(*pb.ClusterCo
 	if v.term != term {
 		return errDeposed
 	}
-	if err := check(v.conf); err != nil {
+	if _, err := v.enter(check); err != nil {
 		return err
 	}
 	for _, i := range renew {

@@ -127,8 +127,10 @@ type Shell struct {
 	// draining are the partitions of which a drain is committed.
 	draining map[string]*drain
 	failback *campaign.Failback
-	// learning is the version of a newer configuration that is being stored.
+	// learning is the version of a newer configuration that is being stored, met an
+	// era that is not below the own one and is being made durable.
 	learning  uint64
+	met       register.Era
 	uncounted *prometheus.CounterVec
 }
 
@@ -159,7 +161,7 @@ func (s *Shell) Begin(term uint64, view state.View) {
 	if s.closed {
 		return
 	}
-	s.term, s.commands, s.learning, s.restarts = term, 0, 0, 0
+	s.term, s.commands, s.learning, s.restarts, s.met = term, 0, 0, 0, register.Era{}
 	s.ctx, s.cancel = context.WithCancel(s.base)
 	s.lives, _ = livesOf(view)
 	s.build(view)
@@ -170,7 +172,7 @@ func (s *Shell) Begin(term uint64, view state.View) {
 // back. s.mu is held.
 func (s *Shell) build(view state.View) {
 	conf := view.Configuration()
-	if conf == nil || !view.Initialised() || s.commands > 0 {
+	if conf == nil || !view.Initialised() || s.commands > 0 || view.EraStop() != nil {
 		return
 	}
 	s.config = conf
@@ -197,7 +199,7 @@ func (s *Shell) build(view state.View) {
 func (s *Shell) campaignOf(view state.View) (campaign.Config, []campaign.Own) {
 	conf := view.Configuration()
 	c := campaign.Config{
-		Self: s.self, OwnVoter: config.RegionVoter(s.self.Name),
+		Self: s.self, OwnVoter: config.RegionVoter(s.self.Name), Era: config.EraOf(conf),
 		D: time.Duration(conf.GetDNs()), Rho: s.cfg.Rho, Rand: s.cfg.Rand,
 	}
 	for _, v := range conf.GetVoters() {
@@ -301,6 +303,10 @@ func (s *Shell) Applied(events []state.Event) {
 		switch e := e.(type) {
 		case state.Configured:
 			s.reconfigure(e.Configuration)
+		case state.EraStopped:
+			s.cfg.Logger.Error("this region met another era: it holds and votes no more", "own", config.EraOf(s.config).String(),
+				"met", register.EraOf(e.Stop.GetEra()).String(), "by", e.Stop.GetBy())
+			s.renew() // gives its head leases up, and begins nothing
 		case state.RegisterChanged:
 			if s.leader != nil {
 				s.perform(s.leader.RegisterChanged(s.cfg.Clock.Now(), e.Partition, e.Record))
@@ -493,7 +499,7 @@ func (s *Shell) perform(effects []campaign.Effect) {
 func (s *Shell) header(voter campaign.Voter, round uint64) *pb.VoteHeader {
 	return &pb.VoteHeader{
 		SeenLife:  s.lives[voter.ID].life,
-		ClusterId: s.config.GetClusterId(), ConfigVersion: s.config.GetVersion(),
+		ClusterId: s.config.GetClusterId(), Era: s.config.GetEra(), ConfigVersion: s.config.GetVersion(),
 		Candidate: s.self.Name, CandidateIncarnation: uint64(s.self.Incarnation), Round: round,
 	}
 }

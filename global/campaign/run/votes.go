@@ -184,6 +184,9 @@ func (s *Shell) agree(ctx context.Context, leader *campaign.Leader, id string, r
 				return false
 			}
 			behind = d.GetVersion() < conf.GetVersion()
+		case *pb.EraMismatch:
+			s.meet(leader, id, register.EraOf(d.GetEra()))
+			return false
 		case *pb.ErrorDetail:
 			behind = behind || d.GetUninitialised() != nil
 		}
@@ -200,6 +203,24 @@ func (s *Shell) agree(ctx context.Context, leader *campaign.Leader, id string, r
 	return true
 }
 
+// meet ends this region's part in its era when a voter is in another one that
+// is not below it: what it holds and proposes is of an era that is over, or of
+// one of two [F16].
+func (s *Shell) meet(leader *campaign.Leader, voter string, era register.Era) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.leader != leader || s.met == era || !(&config.EraError{Own: config.EraOf(s.config), Theirs: era}).Stops() {
+		return
+	}
+	s.met = era
+	s.propose(&pb.Command{Kind: &pb.Command_StopInEra{StopInEra: &pb.StopInEraCommand{Stop: &pb.EraStop{Era: era.Proto(), By: voter}}}},
+		func(*campaign.Leader, instant.Instant, *pb.CommandResult) []campaign.Effect { return nil },
+		func(*campaign.Leader, instant.Instant) []campaign.Effect {
+			s.met = register.Era{} // the next refusal tries again
+			return nil
+		})
+}
+
 // learn stores a newer configuration that a voter has attached to a refusal:
 // nobody gives one out before it is decided.
 func (s *Shell) learn(leader *campaign.Leader, from string, c *pb.ClusterConfiguration) {
@@ -209,7 +230,7 @@ func (s *Shell) learn(leader *campaign.Leader, from string, c *pb.ClusterConfigu
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.leader != leader || c.GetClusterId() != s.config.GetClusterId() || c.GetVersion() <= max(s.config.GetVersion(), s.learning) {
+	if s.leader != leader || c.GetClusterId() != s.config.GetClusterId() || config.EraOf(c) != config.EraOf(s.config) || c.GetVersion() <= max(s.config.GetVersion(), s.learning) {
 		return
 	}
 	s.learning = c.GetVersion()

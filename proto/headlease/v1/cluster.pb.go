@@ -408,6 +408,8 @@ type StatusResponse struct {
 	CampaignRestarts uint64 `protobuf:"varint,16,opt,name=campaign_restarts,json=campaignRestarts,proto3" json:"campaign_restarts,omitempty"`
 	// Voters that do not answer this region's leader, or are not counted by it.
 	VoterProblems []*VoterProblem `protobuf:"bytes,30,rep,name=voter_problems,json=voterProblems,proto3" json:"voter_problems,omitempty"`
+	// Set: the region votes and campaigns no more.
+	EraStop       *EraStop `protobuf:"bytes,31,opt,name=era_stop,json=eraStop,proto3" json:"era_stop,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -557,6 +559,13 @@ func (x *StatusResponse) GetCampaignRestarts() uint64 {
 func (x *StatusResponse) GetVoterProblems() []*VoterProblem {
 	if x != nil {
 		return x.VoterProblems
+	}
+	return nil
+}
+
+func (x *StatusResponse) GetEraStop() *EraStop {
+	if x != nil {
+		return x.EraStop
 	}
 	return nil
 }
@@ -880,7 +889,7 @@ const file_headlease_v1_cluster_proto_rawDesc = "" +
 	"\x12InitRegionResponse\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\x06R\vincarnation\x12\x18\n" +
 	"\aalready\x18\x02 \x01(\bR\aalready\"\x0f\n" +
-	"\rStatusRequest\"\xa3\x05\n" +
+	"\rStatusRequest\"\xd5\x05\n" +
 	"\x0eStatusResponse\x12\x16\n" +
 	"\x06region\x18\x01 \x01(\tR\x06region\x12\x16\n" +
 	"\x06server\x18\x02 \x01(\tR\x06server\x12\x16\n" +
@@ -902,7 +911,8 @@ const file_headlease_v1_cluster_proto_rawDesc = "" +
 	"\aversion\x18\x0e \x01(\tR\aversion\x12#\n" +
 	"\rfeature_level\x18\x0f \x01(\rR\ffeatureLevel\x12+\n" +
 	"\x11campaign_restarts\x18\x10 \x01(\x04R\x10campaignRestarts\x12A\n" +
-	"\x0evoter_problems\x18\x1e \x03(\v2\x1a.headlease.v1.VoterProblemR\rvoterProblems\"\\\n" +
+	"\x0evoter_problems\x18\x1e \x03(\v2\x1a.headlease.v1.VoterProblemR\rvoterProblems\x120\n" +
+	"\bera_stop\x18\x1f \x01(\v2\x15.headlease.v1.EraStopR\aeraStop\"\\\n" +
 	"\fVoterProblem\x12\x14\n" +
 	"\x05voter\x18\x01 \x01(\tR\x05voter\x12\x18\n" +
 	"\aproblem\x18\x02 \x01(\tR\aproblem\x12\x1c\n" +
@@ -964,11 +974,12 @@ var file_headlease_v1_cluster_proto_goTypes = []any{
 	(*ClusterConfiguration)(nil),   // 11: headlease.v1.ClusterConfiguration
 	(*PeerReport)(nil),             // 12: headlease.v1.PeerReport
 	(*RoundTrip)(nil),              // 13: headlease.v1.RoundTrip
-	(PartitionPhase)(0),            // 14: headlease.v1.PartitionPhase
-	(*Register)(nil),               // 15: headlease.v1.Register
-	(*ShardRange)(nil),             // 16: headlease.v1.ShardRange
-	(*TransferStatus)(nil),         // 17: headlease.v1.TransferStatus
-	(*ShardException)(nil),         // 18: headlease.v1.ShardException
+	(*EraStop)(nil),                // 14: headlease.v1.EraStop
+	(PartitionPhase)(0),            // 15: headlease.v1.PartitionPhase
+	(*Register)(nil),               // 16: headlease.v1.Register
+	(*ShardRange)(nil),             // 17: headlease.v1.ShardRange
+	(*TransferStatus)(nil),         // 18: headlease.v1.TransferStatus
+	(*ShardException)(nil),         // 19: headlease.v1.ShardException
 }
 var file_headlease_v1_cluster_proto_depIdxs = []int32{
 	11, // 0: headlease.v1.DescribeServerResponse.configuration:type_name -> headlease.v1.ClusterConfiguration
@@ -978,25 +989,26 @@ var file_headlease_v1_cluster_proto_depIdxs = []int32{
 	12, // 4: headlease.v1.StatusResponse.peers:type_name -> headlease.v1.PeerReport
 	13, // 5: headlease.v1.StatusResponse.round_trips:type_name -> headlease.v1.RoundTrip
 	7,  // 6: headlease.v1.StatusResponse.voter_problems:type_name -> headlease.v1.VoterProblem
-	14, // 7: headlease.v1.PartitionStatus.phase:type_name -> headlease.v1.PartitionPhase
-	15, // 8: headlease.v1.PartitionStatus.register:type_name -> headlease.v1.Register
-	16, // 9: headlease.v1.PartitionStatus.shards:type_name -> headlease.v1.ShardRange
-	17, // 10: headlease.v1.PartitionStatus.transfer:type_name -> headlease.v1.TransferStatus
-	8,  // 11: headlease.v1.ListPartitionsResponse.partitions:type_name -> headlease.v1.PartitionStatus
-	18, // 12: headlease.v1.ListPartitionsResponse.exceptions:type_name -> headlease.v1.ShardException
-	0,  // 13: headlease.v1.ClusterService.DescribeServer:input_type -> headlease.v1.DescribeServerRequest
-	3,  // 14: headlease.v1.ClusterService.InitRegion:input_type -> headlease.v1.InitRegionRequest
-	5,  // 15: headlease.v1.ClusterService.Status:input_type -> headlease.v1.StatusRequest
-	9,  // 16: headlease.v1.ClusterService.ListPartitions:input_type -> headlease.v1.ListPartitionsRequest
-	1,  // 17: headlease.v1.ClusterService.DescribeServer:output_type -> headlease.v1.DescribeServerResponse
-	4,  // 18: headlease.v1.ClusterService.InitRegion:output_type -> headlease.v1.InitRegionResponse
-	6,  // 19: headlease.v1.ClusterService.Status:output_type -> headlease.v1.StatusResponse
-	10, // 20: headlease.v1.ClusterService.ListPartitions:output_type -> headlease.v1.ListPartitionsResponse
-	17, // [17:21] is the sub-list for method output_type
-	13, // [13:17] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	14, // 7: headlease.v1.StatusResponse.era_stop:type_name -> headlease.v1.EraStop
+	15, // 8: headlease.v1.PartitionStatus.phase:type_name -> headlease.v1.PartitionPhase
+	16, // 9: headlease.v1.PartitionStatus.register:type_name -> headlease.v1.Register
+	17, // 10: headlease.v1.PartitionStatus.shards:type_name -> headlease.v1.ShardRange
+	18, // 11: headlease.v1.PartitionStatus.transfer:type_name -> headlease.v1.TransferStatus
+	8,  // 12: headlease.v1.ListPartitionsResponse.partitions:type_name -> headlease.v1.PartitionStatus
+	19, // 13: headlease.v1.ListPartitionsResponse.exceptions:type_name -> headlease.v1.ShardException
+	0,  // 14: headlease.v1.ClusterService.DescribeServer:input_type -> headlease.v1.DescribeServerRequest
+	3,  // 15: headlease.v1.ClusterService.InitRegion:input_type -> headlease.v1.InitRegionRequest
+	5,  // 16: headlease.v1.ClusterService.Status:input_type -> headlease.v1.StatusRequest
+	9,  // 17: headlease.v1.ClusterService.ListPartitions:input_type -> headlease.v1.ListPartitionsRequest
+	1,  // 18: headlease.v1.ClusterService.DescribeServer:output_type -> headlease.v1.DescribeServerResponse
+	4,  // 19: headlease.v1.ClusterService.InitRegion:output_type -> headlease.v1.InitRegionResponse
+	6,  // 20: headlease.v1.ClusterService.Status:output_type -> headlease.v1.StatusResponse
+	10, // 21: headlease.v1.ClusterService.ListPartitions:output_type -> headlease.v1.ListPartitionsResponse
+	18, // [18:22] is the sub-list for method output_type
+	14, // [14:18] is the sub-list for method input_type
+	14, // [14:14] is the sub-list for extension type_name
+	14, // [14:14] is the sub-list for extension extendee
+	0,  // [0:14] is the sub-list for field type_name
 }
 
 func init() { file_headlease_v1_cluster_proto_init() }

@@ -104,6 +104,8 @@ type Command struct {
 	//	*Command_StateHash
 	//	*Command_ConfigPromise
 	//	*Command_ConfigAccept
+	//	*Command_BeginEra
+	//	*Command_StopInEra
 	Kind          isCommand_Kind `protobuf_oneof:"kind"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -405,6 +407,24 @@ func (x *Command) GetConfigAccept() *ConfigAcceptCommand {
 	return nil
 }
 
+func (x *Command) GetBeginEra() *BeginEraCommand {
+	if x != nil {
+		if x, ok := x.Kind.(*Command_BeginEra); ok {
+			return x.BeginEra
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetStopInEra() *StopInEraCommand {
+	if x != nil {
+		if x, ok := x.Kind.(*Command_StopInEra); ok {
+			return x.StopInEra
+		}
+	}
+	return nil
+}
+
 type isCommand_Kind interface {
 	isCommand_Kind()
 }
@@ -521,6 +541,14 @@ type Command_ConfigAccept struct {
 	ConfigAccept *ConfigAcceptCommand `protobuf:"bytes,31,opt,name=config_accept,json=configAccept,proto3,oneof"`
 }
 
+type Command_BeginEra struct {
+	BeginEra *BeginEraCommand `protobuf:"bytes,32,opt,name=begin_era,json=beginEra,proto3,oneof"`
+}
+
+type Command_StopInEra struct {
+	StopInEra *StopInEraCommand `protobuf:"bytes,33,opt,name=stop_in_era,json=stopInEra,proto3,oneof"`
+}
+
 func (*Command_BeginTerm) isCommand_Kind() {}
 
 func (*Command_Pulse) isCommand_Kind() {}
@@ -576,6 +604,10 @@ func (*Command_StateHash) isCommand_Kind() {}
 func (*Command_ConfigPromise) isCommand_Kind() {}
 
 func (*Command_ConfigAccept) isCommand_Kind() {}
+
+func (*Command_BeginEra) isCommand_Kind() {}
+
+func (*Command_StopInEra) isCommand_Kind() {}
 
 // BeginTermCommand is the first own entry of a leader's term: when it is
 // applied, everything before it is, and the leader's tables are built.
@@ -766,6 +798,7 @@ type ConfigPromiseCommand struct {
 	// The version in force that the proposer goes by.
 	Version       uint64        `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`
 	Ballot        *ConfigBallot `protobuf:"bytes,3,opt,name=ballot,proto3" json:"ballot,omitempty"`
+	Era           *Era          `protobuf:"bytes,4,opt,name=era,proto3" json:"era,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -821,6 +854,13 @@ func (x *ConfigPromiseCommand) GetBallot() *ConfigBallot {
 	return nil
 }
 
+func (x *ConfigPromiseCommand) GetEra() *Era {
+	if x != nil {
+		return x.Era
+	}
+	return nil
+}
+
 // ConfigAcceptCommand takes a proposal for the version after the one in force.
 type ConfigAcceptCommand struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -828,6 +868,7 @@ type ConfigAcceptCommand struct {
 	Version       uint64                 `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`
 	Ballot        *ConfigBallot          `protobuf:"bytes,3,opt,name=ballot,proto3" json:"ballot,omitempty"`
 	Proposed      *ClusterConfiguration  `protobuf:"bytes,4,opt,name=proposed,proto3" json:"proposed,omitempty"`
+	Era           *Era                   `protobuf:"bytes,5,opt,name=era,proto3" json:"era,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -890,6 +931,106 @@ func (x *ConfigAcceptCommand) GetProposed() *ClusterConfiguration {
 	return nil
 }
 
+func (x *ConfigAcceptCommand) GetEra() *Era {
+	if x != nil {
+		return x.Era
+	}
+	return nil
+}
+
+// BeginEraCommand puts the region into a new era, by a plan that force-quorum
+// left in a stopped server's data: the configuration is in force, every register
+// is released at the plan's epoch, and no lease of before is left.
+type BeginEraCommand struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Plan          *EraPlan               `protobuf:"bytes,1,opt,name=plan,proto3" json:"plan,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BeginEraCommand) Reset() {
+	*x = BeginEraCommand{}
+	mi := &file_headlease_v1_command_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BeginEraCommand) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BeginEraCommand) ProtoMessage() {}
+
+func (x *BeginEraCommand) ProtoReflect() protoreflect.Message {
+	mi := &file_headlease_v1_command_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BeginEraCommand.ProtoReflect.Descriptor instead.
+func (*BeginEraCommand) Descriptor() ([]byte, []int) {
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *BeginEraCommand) GetPlan() *EraPlan {
+	if x != nil {
+		return x.Plan
+	}
+	return nil
+}
+
+// StopInEraCommand makes durable that the region met another era: it votes and
+// campaigns no more.
+type StopInEraCommand struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Stop          *EraStop               `protobuf:"bytes,1,opt,name=stop,proto3" json:"stop,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StopInEraCommand) Reset() {
+	*x = StopInEraCommand{}
+	mi := &file_headlease_v1_command_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StopInEraCommand) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StopInEraCommand) ProtoMessage() {}
+
+func (x *StopInEraCommand) ProtoReflect() protoreflect.Message {
+	mi := &file_headlease_v1_command_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StopInEraCommand.ProtoReflect.Descriptor instead.
+func (*StopInEraCommand) Descriptor() ([]byte, []int) {
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *StopInEraCommand) GetStop() *EraStop {
+	if x != nil {
+		return x.Stop
+	}
+	return nil
+}
+
 // ReserveBallotCommand allocates the next round and nothing more.
 type ReserveBallotCommand struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -901,7 +1042,7 @@ type ReserveBallotCommand struct {
 
 func (x *ReserveBallotCommand) Reset() {
 	*x = ReserveBallotCommand{}
-	mi := &file_headlease_v1_command_proto_msgTypes[8]
+	mi := &file_headlease_v1_command_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -913,7 +1054,7 @@ func (x *ReserveBallotCommand) String() string {
 func (*ReserveBallotCommand) ProtoMessage() {}
 
 func (x *ReserveBallotCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[8]
+	mi := &file_headlease_v1_command_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -926,7 +1067,7 @@ func (x *ReserveBallotCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveBallotCommand.ProtoReflect.Descriptor instead.
 func (*ReserveBallotCommand) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{8}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ReserveBallotCommand) GetAbove() uint64 {
@@ -948,7 +1089,7 @@ type RegisterGuard struct {
 
 func (x *RegisterGuard) Reset() {
 	*x = RegisterGuard{}
-	mi := &file_headlease_v1_command_proto_msgTypes[9]
+	mi := &file_headlease_v1_command_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -960,7 +1101,7 @@ func (x *RegisterGuard) String() string {
 func (*RegisterGuard) ProtoMessage() {}
 
 func (x *RegisterGuard) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[9]
+	mi := &file_headlease_v1_command_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -973,7 +1114,7 @@ func (x *RegisterGuard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterGuard.ProtoReflect.Descriptor instead.
 func (*RegisterGuard) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{9}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *RegisterGuard) GetPromised() *Ballot {
@@ -1001,7 +1142,7 @@ type PromiseItem struct {
 
 func (x *PromiseItem) Reset() {
 	*x = PromiseItem{}
-	mi := &file_headlease_v1_command_proto_msgTypes[10]
+	mi := &file_headlease_v1_command_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1013,7 +1154,7 @@ func (x *PromiseItem) String() string {
 func (*PromiseItem) ProtoMessage() {}
 
 func (x *PromiseItem) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[10]
+	mi := &file_headlease_v1_command_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1026,7 +1167,7 @@ func (x *PromiseItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromiseItem.ProtoReflect.Descriptor instead.
 func (*PromiseItem) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{10}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *PromiseItem) GetPartition() string {
@@ -1062,7 +1203,7 @@ type PromiseCommand struct {
 
 func (x *PromiseCommand) Reset() {
 	*x = PromiseCommand{}
-	mi := &file_headlease_v1_command_proto_msgTypes[11]
+	mi := &file_headlease_v1_command_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1074,7 +1215,7 @@ func (x *PromiseCommand) String() string {
 func (*PromiseCommand) ProtoMessage() {}
 
 func (x *PromiseCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[11]
+	mi := &file_headlease_v1_command_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1087,7 +1228,7 @@ func (x *PromiseCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromiseCommand.ProtoReflect.Descriptor instead.
 func (*PromiseCommand) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{11}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *PromiseCommand) GetItems() []*PromiseItem {
@@ -1116,7 +1257,7 @@ type AcceptedItem struct {
 
 func (x *AcceptedItem) Reset() {
 	*x = AcceptedItem{}
-	mi := &file_headlease_v1_command_proto_msgTypes[12]
+	mi := &file_headlease_v1_command_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1128,7 +1269,7 @@ func (x *AcceptedItem) String() string {
 func (*AcceptedItem) ProtoMessage() {}
 
 func (x *AcceptedItem) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[12]
+	mi := &file_headlease_v1_command_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1141,7 +1282,7 @@ func (x *AcceptedItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptedItem.ProtoReflect.Descriptor instead.
 func (*AcceptedItem) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{12}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *AcceptedItem) GetPartition() string {
@@ -1183,7 +1324,7 @@ type AcceptedCommand struct {
 
 func (x *AcceptedCommand) Reset() {
 	*x = AcceptedCommand{}
-	mi := &file_headlease_v1_command_proto_msgTypes[13]
+	mi := &file_headlease_v1_command_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1195,7 +1336,7 @@ func (x *AcceptedCommand) String() string {
 func (*AcceptedCommand) ProtoMessage() {}
 
 func (x *AcceptedCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[13]
+	mi := &file_headlease_v1_command_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1208,7 +1349,7 @@ func (x *AcceptedCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptedCommand.ProtoReflect.Descriptor instead.
 func (*AcceptedCommand) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{13}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *AcceptedCommand) GetItems() []*AcceptedItem {
@@ -1240,7 +1381,7 @@ type AdoptCommand struct {
 
 func (x *AdoptCommand) Reset() {
 	*x = AdoptCommand{}
-	mi := &file_headlease_v1_command_proto_msgTypes[14]
+	mi := &file_headlease_v1_command_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1252,7 +1393,7 @@ func (x *AdoptCommand) String() string {
 func (*AdoptCommand) ProtoMessage() {}
 
 func (x *AdoptCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[14]
+	mi := &file_headlease_v1_command_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1265,7 +1406,7 @@ func (x *AdoptCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptCommand.ProtoReflect.Descriptor instead.
 func (*AdoptCommand) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{14}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *AdoptCommand) GetPartition() string {
@@ -1308,7 +1449,7 @@ type DropCommand struct {
 
 func (x *DropCommand) Reset() {
 	*x = DropCommand{}
-	mi := &file_headlease_v1_command_proto_msgTypes[15]
+	mi := &file_headlease_v1_command_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1320,7 +1461,7 @@ func (x *DropCommand) String() string {
 func (*DropCommand) ProtoMessage() {}
 
 func (x *DropCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[15]
+	mi := &file_headlease_v1_command_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1333,7 +1474,7 @@ func (x *DropCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropCommand.ProtoReflect.Descriptor instead.
 func (*DropCommand) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{15}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *DropCommand) GetPartition() string {
@@ -1361,7 +1502,7 @@ type VoterRecord struct {
 
 func (x *VoterRecord) Reset() {
 	*x = VoterRecord{}
-	mi := &file_headlease_v1_command_proto_msgTypes[16]
+	mi := &file_headlease_v1_command_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1373,7 +1514,7 @@ func (x *VoterRecord) String() string {
 func (*VoterRecord) ProtoMessage() {}
 
 func (x *VoterRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[16]
+	mi := &file_headlease_v1_command_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1386,7 +1527,7 @@ func (x *VoterRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VoterRecord.ProtoReflect.Descriptor instead.
 func (*VoterRecord) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{16}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *VoterRecord) GetVoter() *Voter {
@@ -1419,7 +1560,7 @@ type RecordVotersCommand struct {
 
 func (x *RecordVotersCommand) Reset() {
 	*x = RecordVotersCommand{}
-	mi := &file_headlease_v1_command_proto_msgTypes[17]
+	mi := &file_headlease_v1_command_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1431,7 +1572,7 @@ func (x *RecordVotersCommand) String() string {
 func (*RecordVotersCommand) ProtoMessage() {}
 
 func (x *RecordVotersCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[17]
+	mi := &file_headlease_v1_command_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1444,7 +1585,7 @@ func (x *RecordVotersCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordVotersCommand.ProtoReflect.Descriptor instead.
 func (*RecordVotersCommand) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{17}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *RecordVotersCommand) GetVoters() []*VoterRecord {
@@ -1469,7 +1610,7 @@ type OpenSessionCommand struct {
 
 func (x *OpenSessionCommand) Reset() {
 	*x = OpenSessionCommand{}
-	mi := &file_headlease_v1_command_proto_msgTypes[18]
+	mi := &file_headlease_v1_command_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1481,7 +1622,7 @@ func (x *OpenSessionCommand) String() string {
 func (*OpenSessionCommand) ProtoMessage() {}
 
 func (x *OpenSessionCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[18]
+	mi := &file_headlease_v1_command_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1494,7 +1635,7 @@ func (x *OpenSessionCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionCommand.ProtoReflect.Descriptor instead.
 func (*OpenSessionCommand) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{18}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *OpenSessionCommand) GetSessionId() string {
@@ -1541,7 +1682,7 @@ type CloseSessionCommand struct {
 
 func (x *CloseSessionCommand) Reset() {
 	*x = CloseSessionCommand{}
-	mi := &file_headlease_v1_command_proto_msgTypes[19]
+	mi := &file_headlease_v1_command_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1553,7 +1694,7 @@ func (x *CloseSessionCommand) String() string {
 func (*CloseSessionCommand) ProtoMessage() {}
 
 func (x *CloseSessionCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[19]
+	mi := &file_headlease_v1_command_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1566,7 +1707,7 @@ func (x *CloseSessionCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionCommand.ProtoReflect.Descriptor instead.
 func (*CloseSessionCommand) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{19}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *CloseSessionCommand) GetSessionId() string {
@@ -1587,7 +1728,7 @@ type ExpireCommand struct {
 
 func (x *ExpireCommand) Reset() {
 	*x = ExpireCommand{}
-	mi := &file_headlease_v1_command_proto_msgTypes[20]
+	mi := &file_headlease_v1_command_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1599,7 +1740,7 @@ func (x *ExpireCommand) String() string {
 func (*ExpireCommand) ProtoMessage() {}
 
 func (x *ExpireCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[20]
+	mi := &file_headlease_v1_command_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1612,7 +1753,7 @@ func (x *ExpireCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpireCommand.ProtoReflect.Descriptor instead.
 func (*ExpireCommand) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{20}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ExpireCommand) GetSessionIds() []string {
@@ -1642,7 +1783,7 @@ type AcquireCommand struct {
 
 func (x *AcquireCommand) Reset() {
 	*x = AcquireCommand{}
-	mi := &file_headlease_v1_command_proto_msgTypes[21]
+	mi := &file_headlease_v1_command_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1654,7 +1795,7 @@ func (x *AcquireCommand) String() string {
 func (*AcquireCommand) ProtoMessage() {}
 
 func (x *AcquireCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[21]
+	mi := &file_headlease_v1_command_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1667,7 +1808,7 @@ func (x *AcquireCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcquireCommand.ProtoReflect.Descriptor instead.
 func (*AcquireCommand) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{21}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *AcquireCommand) GetSessionId() string {
@@ -1757,7 +1898,7 @@ type CancelCommand struct {
 
 func (x *CancelCommand) Reset() {
 	*x = CancelCommand{}
-	mi := &file_headlease_v1_command_proto_msgTypes[22]
+	mi := &file_headlease_v1_command_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1769,7 +1910,7 @@ func (x *CancelCommand) String() string {
 func (*CancelCommand) ProtoMessage() {}
 
 func (x *CancelCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[22]
+	mi := &file_headlease_v1_command_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1782,7 +1923,7 @@ func (x *CancelCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelCommand.ProtoReflect.Descriptor instead.
 func (*CancelCommand) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{22}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *CancelCommand) GetSessionId() string {
@@ -1810,7 +1951,7 @@ type ReleaseCommand struct {
 
 func (x *ReleaseCommand) Reset() {
 	*x = ReleaseCommand{}
-	mi := &file_headlease_v1_command_proto_msgTypes[23]
+	mi := &file_headlease_v1_command_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1822,7 +1963,7 @@ func (x *ReleaseCommand) String() string {
 func (*ReleaseCommand) ProtoMessage() {}
 
 func (x *ReleaseCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[23]
+	mi := &file_headlease_v1_command_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1835,7 +1976,7 @@ func (x *ReleaseCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseCommand.ProtoReflect.Descriptor instead.
 func (*ReleaseCommand) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{23}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ReleaseCommand) GetSessionId() string {
@@ -1872,7 +2013,7 @@ type RevokeCommand struct {
 
 func (x *RevokeCommand) Reset() {
 	*x = RevokeCommand{}
-	mi := &file_headlease_v1_command_proto_msgTypes[24]
+	mi := &file_headlease_v1_command_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1884,7 +2025,7 @@ func (x *RevokeCommand) String() string {
 func (*RevokeCommand) ProtoMessage() {}
 
 func (x *RevokeCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[24]
+	mi := &file_headlease_v1_command_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1897,7 +2038,7 @@ func (x *RevokeCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeCommand.ProtoReflect.Descriptor instead.
 func (*RevokeCommand) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{24}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *RevokeCommand) GetResource() string {
@@ -1932,7 +2073,7 @@ type EndRevocationCommand struct {
 
 func (x *EndRevocationCommand) Reset() {
 	*x = EndRevocationCommand{}
-	mi := &file_headlease_v1_command_proto_msgTypes[25]
+	mi := &file_headlease_v1_command_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1944,7 +2085,7 @@ func (x *EndRevocationCommand) String() string {
 func (*EndRevocationCommand) ProtoMessage() {}
 
 func (x *EndRevocationCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[25]
+	mi := &file_headlease_v1_command_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1957,7 +2098,7 @@ func (x *EndRevocationCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndRevocationCommand.ProtoReflect.Descriptor instead.
 func (*EndRevocationCommand) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{25}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *EndRevocationCommand) GetResource() string {
@@ -1987,7 +2128,7 @@ type SetValueCommand struct {
 
 func (x *SetValueCommand) Reset() {
 	*x = SetValueCommand{}
-	mi := &file_headlease_v1_command_proto_msgTypes[26]
+	mi := &file_headlease_v1_command_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1999,7 +2140,7 @@ func (x *SetValueCommand) String() string {
 func (*SetValueCommand) ProtoMessage() {}
 
 func (x *SetValueCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[26]
+	mi := &file_headlease_v1_command_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2012,7 +2153,7 @@ func (x *SetValueCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetValueCommand.ProtoReflect.Descriptor instead.
 func (*SetValueCommand) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{26}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *SetValueCommand) GetSessionId() string {
@@ -2055,7 +2196,7 @@ type EndWaitCommand struct {
 
 func (x *EndWaitCommand) Reset() {
 	*x = EndWaitCommand{}
-	mi := &file_headlease_v1_command_proto_msgTypes[27]
+	mi := &file_headlease_v1_command_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2067,7 +2208,7 @@ func (x *EndWaitCommand) String() string {
 func (*EndWaitCommand) ProtoMessage() {}
 
 func (x *EndWaitCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[27]
+	mi := &file_headlease_v1_command_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2080,7 +2221,7 @@ func (x *EndWaitCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndWaitCommand.ProtoReflect.Descriptor instead.
 func (*EndWaitCommand) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{27}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *EndWaitCommand) GetSessionId() string {
@@ -2110,7 +2251,7 @@ type EndDelayCommand struct {
 
 func (x *EndDelayCommand) Reset() {
 	*x = EndDelayCommand{}
-	mi := &file_headlease_v1_command_proto_msgTypes[28]
+	mi := &file_headlease_v1_command_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2122,7 +2263,7 @@ func (x *EndDelayCommand) String() string {
 func (*EndDelayCommand) ProtoMessage() {}
 
 func (x *EndDelayCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[28]
+	mi := &file_headlease_v1_command_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2135,7 +2276,7 @@ func (x *EndDelayCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndDelayCommand.ProtoReflect.Descriptor instead.
 func (*EndDelayCommand) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{28}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *EndDelayCommand) GetResource() string {
@@ -2165,7 +2306,7 @@ type SettleCommand struct {
 
 func (x *SettleCommand) Reset() {
 	*x = SettleCommand{}
-	mi := &file_headlease_v1_command_proto_msgTypes[29]
+	mi := &file_headlease_v1_command_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2177,7 +2318,7 @@ func (x *SettleCommand) String() string {
 func (*SettleCommand) ProtoMessage() {}
 
 func (x *SettleCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[29]
+	mi := &file_headlease_v1_command_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2190,7 +2331,7 @@ func (x *SettleCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleCommand.ProtoReflect.Descriptor instead.
 func (*SettleCommand) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{29}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *SettleCommand) GetPartition() string {
@@ -2222,7 +2363,7 @@ type StartDrainCommand struct {
 
 func (x *StartDrainCommand) Reset() {
 	*x = StartDrainCommand{}
-	mi := &file_headlease_v1_command_proto_msgTypes[30]
+	mi := &file_headlease_v1_command_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2234,7 +2375,7 @@ func (x *StartDrainCommand) String() string {
 func (*StartDrainCommand) ProtoMessage() {}
 
 func (x *StartDrainCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[30]
+	mi := &file_headlease_v1_command_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2247,7 +2388,7 @@ func (x *StartDrainCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartDrainCommand.ProtoReflect.Descriptor instead.
 func (*StartDrainCommand) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{30}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *StartDrainCommand) GetPartition() string {
@@ -2291,7 +2432,7 @@ type AbortDrainCommand struct {
 
 func (x *AbortDrainCommand) Reset() {
 	*x = AbortDrainCommand{}
-	mi := &file_headlease_v1_command_proto_msgTypes[31]
+	mi := &file_headlease_v1_command_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2303,7 +2444,7 @@ func (x *AbortDrainCommand) String() string {
 func (*AbortDrainCommand) ProtoMessage() {}
 
 func (x *AbortDrainCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[31]
+	mi := &file_headlease_v1_command_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2316,7 +2457,7 @@ func (x *AbortDrainCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortDrainCommand.ProtoReflect.Descriptor instead.
 func (*AbortDrainCommand) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{31}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *AbortDrainCommand) GetPartition() string {
@@ -2351,7 +2492,7 @@ type RaiseLevelCommand struct {
 
 func (x *RaiseLevelCommand) Reset() {
 	*x = RaiseLevelCommand{}
-	mi := &file_headlease_v1_command_proto_msgTypes[32]
+	mi := &file_headlease_v1_command_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2363,7 +2504,7 @@ func (x *RaiseLevelCommand) String() string {
 func (*RaiseLevelCommand) ProtoMessage() {}
 
 func (x *RaiseLevelCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[32]
+	mi := &file_headlease_v1_command_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2376,7 +2517,7 @@ func (x *RaiseLevelCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RaiseLevelCommand.ProtoReflect.Descriptor instead.
 func (*RaiseLevelCommand) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{32}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *RaiseLevelCommand) GetLevel() uint32 {
@@ -2398,7 +2539,7 @@ type StateHashCommand struct {
 
 func (x *StateHashCommand) Reset() {
 	*x = StateHashCommand{}
-	mi := &file_headlease_v1_command_proto_msgTypes[33]
+	mi := &file_headlease_v1_command_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2410,7 +2551,7 @@ func (x *StateHashCommand) String() string {
 func (*StateHashCommand) ProtoMessage() {}
 
 func (x *StateHashCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[33]
+	mi := &file_headlease_v1_command_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2423,7 +2564,7 @@ func (x *StateHashCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateHashCommand.ProtoReflect.Descriptor instead.
 func (*StateHashCommand) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{33}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *StateHashCommand) GetIndex() uint64 {
@@ -2461,7 +2602,7 @@ type CommandResult struct {
 
 func (x *CommandResult) Reset() {
 	*x = CommandResult{}
-	mi := &file_headlease_v1_command_proto_msgTypes[34]
+	mi := &file_headlease_v1_command_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2473,7 +2614,7 @@ func (x *CommandResult) String() string {
 func (*CommandResult) ProtoMessage() {}
 
 func (x *CommandResult) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[34]
+	mi := &file_headlease_v1_command_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2486,7 +2627,7 @@ func (x *CommandResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommandResult.ProtoReflect.Descriptor instead.
 func (*CommandResult) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{34}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *CommandResult) GetError() *ErrorDetail {
@@ -2636,7 +2777,7 @@ type ReservedBallot struct {
 
 func (x *ReservedBallot) Reset() {
 	*x = ReservedBallot{}
-	mi := &file_headlease_v1_command_proto_msgTypes[35]
+	mi := &file_headlease_v1_command_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2648,7 +2789,7 @@ func (x *ReservedBallot) String() string {
 func (*ReservedBallot) ProtoMessage() {}
 
 func (x *ReservedBallot) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[35]
+	mi := &file_headlease_v1_command_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2661,7 +2802,7 @@ func (x *ReservedBallot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReservedBallot.ProtoReflect.Descriptor instead.
 func (*ReservedBallot) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{35}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ReservedBallot) GetBallot() *Ballot {
@@ -2683,7 +2824,7 @@ type ItemResult struct {
 
 func (x *ItemResult) Reset() {
 	*x = ItemResult{}
-	mi := &file_headlease_v1_command_proto_msgTypes[36]
+	mi := &file_headlease_v1_command_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2695,7 +2836,7 @@ func (x *ItemResult) String() string {
 func (*ItemResult) ProtoMessage() {}
 
 func (x *ItemResult) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[36]
+	mi := &file_headlease_v1_command_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2708,7 +2849,7 @@ func (x *ItemResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ItemResult.ProtoReflect.Descriptor instead.
 func (*ItemResult) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{36}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ItemResult) GetPartition() string {
@@ -2741,7 +2882,7 @@ type ItemResults struct {
 
 func (x *ItemResults) Reset() {
 	*x = ItemResults{}
-	mi := &file_headlease_v1_command_proto_msgTypes[37]
+	mi := &file_headlease_v1_command_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2753,7 +2894,7 @@ func (x *ItemResults) String() string {
 func (*ItemResults) ProtoMessage() {}
 
 func (x *ItemResults) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[37]
+	mi := &file_headlease_v1_command_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2766,7 +2907,7 @@ func (x *ItemResults) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ItemResults.ProtoReflect.Descriptor instead.
 func (*ItemResults) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{37}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ItemResults) GetItems() []*ItemResult {
@@ -2790,7 +2931,7 @@ type AcquireResult struct {
 
 func (x *AcquireResult) Reset() {
 	*x = AcquireResult{}
-	mi := &file_headlease_v1_command_proto_msgTypes[38]
+	mi := &file_headlease_v1_command_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2802,7 +2943,7 @@ func (x *AcquireResult) String() string {
 func (*AcquireResult) ProtoMessage() {}
 
 func (x *AcquireResult) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[38]
+	mi := &file_headlease_v1_command_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2815,7 +2956,7 @@ func (x *AcquireResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcquireResult.ProtoReflect.Descriptor instead.
 func (*AcquireResult) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{38}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *AcquireResult) GetOutcome() isAcquireResult_Outcome {
@@ -2887,7 +3028,7 @@ type GrantedLease struct {
 
 func (x *GrantedLease) Reset() {
 	*x = GrantedLease{}
-	mi := &file_headlease_v1_command_proto_msgTypes[39]
+	mi := &file_headlease_v1_command_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2899,7 +3040,7 @@ func (x *GrantedLease) String() string {
 func (*GrantedLease) ProtoMessage() {}
 
 func (x *GrantedLease) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[39]
+	mi := &file_headlease_v1_command_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2912,7 +3053,7 @@ func (x *GrantedLease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantedLease.ProtoReflect.Descriptor instead.
 func (*GrantedLease) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{39}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *GrantedLease) GetToken() uint64 {
@@ -2945,7 +3086,7 @@ type QueuedRequest struct {
 
 func (x *QueuedRequest) Reset() {
 	*x = QueuedRequest{}
-	mi := &file_headlease_v1_command_proto_msgTypes[40]
+	mi := &file_headlease_v1_command_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2957,7 +3098,7 @@ func (x *QueuedRequest) String() string {
 func (*QueuedRequest) ProtoMessage() {}
 
 func (x *QueuedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[40]
+	mi := &file_headlease_v1_command_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2970,7 +3111,7 @@ func (x *QueuedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueuedRequest.ProtoReflect.Descriptor instead.
 func (*QueuedRequest) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{40}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *QueuedRequest) GetAhead() uint32 {
@@ -2992,7 +3133,7 @@ type BusyLease struct {
 
 func (x *BusyLease) Reset() {
 	*x = BusyLease{}
-	mi := &file_headlease_v1_command_proto_msgTypes[41]
+	mi := &file_headlease_v1_command_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3004,7 +3145,7 @@ func (x *BusyLease) String() string {
 func (*BusyLease) ProtoMessage() {}
 
 func (x *BusyLease) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[41]
+	mi := &file_headlease_v1_command_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3017,7 +3158,7 @@ func (x *BusyLease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BusyLease.ProtoReflect.Descriptor instead.
 func (*BusyLease) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{41}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *BusyLease) GetHolder() string {
@@ -3058,7 +3199,7 @@ type CancelResult struct {
 
 func (x *CancelResult) Reset() {
 	*x = CancelResult{}
-	mi := &file_headlease_v1_command_proto_msgTypes[42]
+	mi := &file_headlease_v1_command_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3070,7 +3211,7 @@ func (x *CancelResult) String() string {
 func (*CancelResult) ProtoMessage() {}
 
 func (x *CancelResult) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[42]
+	mi := &file_headlease_v1_command_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3083,7 +3224,7 @@ func (x *CancelResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelResult.ProtoReflect.Descriptor instead.
 func (*CancelResult) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{42}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *CancelResult) GetGrantedToken() uint64 {
@@ -3110,7 +3251,7 @@ type InitRegionResult struct {
 
 func (x *InitRegionResult) Reset() {
 	*x = InitRegionResult{}
-	mi := &file_headlease_v1_command_proto_msgTypes[43]
+	mi := &file_headlease_v1_command_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3122,7 +3263,7 @@ func (x *InitRegionResult) String() string {
 func (*InitRegionResult) ProtoMessage() {}
 
 func (x *InitRegionResult) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[43]
+	mi := &file_headlease_v1_command_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3135,7 +3276,7 @@ func (x *InitRegionResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitRegionResult.ProtoReflect.Descriptor instead.
 func (*InitRegionResult) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{43}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *InitRegionResult) GetIncarnation() uint64 {
@@ -3161,7 +3302,7 @@ type ConfigureResult struct {
 
 func (x *ConfigureResult) Reset() {
 	*x = ConfigureResult{}
-	mi := &file_headlease_v1_command_proto_msgTypes[44]
+	mi := &file_headlease_v1_command_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3173,7 +3314,7 @@ func (x *ConfigureResult) String() string {
 func (*ConfigureResult) ProtoMessage() {}
 
 func (x *ConfigureResult) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[44]
+	mi := &file_headlease_v1_command_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3186,7 +3327,7 @@ func (x *ConfigureResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigureResult.ProtoReflect.Descriptor instead.
 func (*ConfigureResult) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{44}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ConfigureResult) GetAlready() bool {
@@ -3207,7 +3348,7 @@ type ConfigVoteResult struct {
 
 func (x *ConfigVoteResult) Reset() {
 	*x = ConfigVoteResult{}
-	mi := &file_headlease_v1_command_proto_msgTypes[45]
+	mi := &file_headlease_v1_command_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3219,7 +3360,7 @@ func (x *ConfigVoteResult) String() string {
 func (*ConfigVoteResult) ProtoMessage() {}
 
 func (x *ConfigVoteResult) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[45]
+	mi := &file_headlease_v1_command_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3232,7 +3373,7 @@ func (x *ConfigVoteResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigVoteResult.ProtoReflect.Descriptor instead.
 func (*ConfigVoteResult) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{45}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ConfigVoteResult) GetDone() bool {
@@ -3259,7 +3400,7 @@ type SetValueResult struct {
 
 func (x *SetValueResult) Reset() {
 	*x = SetValueResult{}
-	mi := &file_headlease_v1_command_proto_msgTypes[46]
+	mi := &file_headlease_v1_command_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3271,7 +3412,7 @@ func (x *SetValueResult) String() string {
 func (*SetValueResult) ProtoMessage() {}
 
 func (x *SetValueResult) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_command_proto_msgTypes[46]
+	mi := &file_headlease_v1_command_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3284,7 +3425,7 @@ func (x *SetValueResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetValueResult.ProtoReflect.Descriptor instead.
 func (*SetValueResult) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_command_proto_rawDescGZIP(), []int{46}
+	return file_headlease_v1_command_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *SetValueResult) GetRevision() uint64 {
@@ -3298,9 +3439,9 @@ var File_headlease_v1_command_proto protoreflect.FileDescriptor
 
 const file_headlease_v1_command_proto_rawDesc = "" +
 	"\n" +
-	"\x1aheadlease/v1/command.proto\x12\fheadlease.v1\x1a\x19headlease/v1/errors.proto\x1a\x18headlease/v1/types.proto\":\n" +
+	"\x1aheadlease/v1/command.proto\x12\fheadlease.v1\x1a\x16headlease/v1/era.proto\x1a\x19headlease/v1/errors.proto\x1a\x18headlease/v1/types.proto\":\n" +
 	"\x05Entry\x121\n" +
-	"\bcommands\x18\x01 \x03(\v2\x15.headlease.v1.CommandR\bcommands\"\x9a\x0e\n" +
+	"\bcommands\x18\x01 \x03(\v2\x15.headlease.v1.CommandR\bcommands\"\x9a\x0f\n" +
 	"\aCommand\x12\x12\n" +
 	"\x04term\x18\x01 \x01(\x04R\x04term\x12?\n" +
 	"\n" +
@@ -3337,7 +3478,9 @@ const file_headlease_v1_command_proto_rawDesc = "" +
 	"\n" +
 	"state_hash\x18\x1b \x01(\v2\x1e.headlease.v1.StateHashCommandH\x00R\tstateHash\x12K\n" +
 	"\x0econfig_promise\x18\x1e \x01(\v2\".headlease.v1.ConfigPromiseCommandH\x00R\rconfigPromise\x12H\n" +
-	"\rconfig_accept\x18\x1f \x01(\v2!.headlease.v1.ConfigAcceptCommandH\x00R\fconfigAcceptB\x06\n" +
+	"\rconfig_accept\x18\x1f \x01(\v2!.headlease.v1.ConfigAcceptCommandH\x00R\fconfigAccept\x12<\n" +
+	"\tbegin_era\x18  \x01(\v2\x1d.headlease.v1.BeginEraCommandH\x00R\bbeginEra\x12@\n" +
+	"\vstop_in_era\x18! \x01(\v2\x1e.headlease.v1.StopInEraCommandH\x00R\tstopInEraB\x06\n" +
 	"\x04kind\"*\n" +
 	"\x10BeginTermCommand\x12\x16\n" +
 	"\x06server\x18\x01 \x01(\tR\x06server\"\x0e\n" +
@@ -3346,18 +3489,24 @@ const file_headlease_v1_command_proto_rawDesc = "" +
 	"\x06region\x18\x01 \x01(\tR\x06region\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x06R\vincarnation\"\\\n" +
 	"\x10ConfigureCommand\x12H\n" +
-	"\rconfiguration\x18\x01 \x01(\v2\".headlease.v1.ClusterConfigurationR\rconfiguration\"\x83\x01\n" +
+	"\rconfiguration\x18\x01 \x01(\v2\".headlease.v1.ClusterConfigurationR\rconfiguration\"\xa8\x01\n" +
 	"\x14ConfigPromiseCommand\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\x04R\aversion\x122\n" +
-	"\x06ballot\x18\x03 \x01(\v2\x1a.headlease.v1.ConfigBallotR\x06ballot\"\xc2\x01\n" +
+	"\x06ballot\x18\x03 \x01(\v2\x1a.headlease.v1.ConfigBallotR\x06ballot\x12#\n" +
+	"\x03era\x18\x04 \x01(\v2\x11.headlease.v1.EraR\x03era\"\xe7\x01\n" +
 	"\x13ConfigAcceptCommand\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\x04R\aversion\x122\n" +
 	"\x06ballot\x18\x03 \x01(\v2\x1a.headlease.v1.ConfigBallotR\x06ballot\x12>\n" +
-	"\bproposed\x18\x04 \x01(\v2\".headlease.v1.ClusterConfigurationR\bproposed\",\n" +
+	"\bproposed\x18\x04 \x01(\v2\".headlease.v1.ClusterConfigurationR\bproposed\x12#\n" +
+	"\x03era\x18\x05 \x01(\v2\x11.headlease.v1.EraR\x03era\"<\n" +
+	"\x0fBeginEraCommand\x12)\n" +
+	"\x04plan\x18\x01 \x01(\v2\x15.headlease.v1.EraPlanR\x04plan\"=\n" +
+	"\x10StopInEraCommand\x12)\n" +
+	"\x04stop\x18\x01 \x01(\v2\x15.headlease.v1.EraStopR\x04stop\",\n" +
 	"\x14ReserveBallotCommand\x12\x14\n" +
 	"\x05above\x18\x01 \x01(\x04R\x05above\"s\n" +
 	"\rRegisterGuard\x120\n" +
@@ -3535,7 +3684,7 @@ func file_headlease_v1_command_proto_rawDescGZIP() []byte {
 	return file_headlease_v1_command_proto_rawDescData
 }
 
-var file_headlease_v1_command_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
+var file_headlease_v1_command_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
 var file_headlease_v1_command_proto_goTypes = []any{
 	(*Entry)(nil),                // 0: headlease.v1.Entry
 	(*Command)(nil),              // 1: headlease.v1.Command
@@ -3545,54 +3694,59 @@ var file_headlease_v1_command_proto_goTypes = []any{
 	(*ConfigureCommand)(nil),     // 5: headlease.v1.ConfigureCommand
 	(*ConfigPromiseCommand)(nil), // 6: headlease.v1.ConfigPromiseCommand
 	(*ConfigAcceptCommand)(nil),  // 7: headlease.v1.ConfigAcceptCommand
-	(*ReserveBallotCommand)(nil), // 8: headlease.v1.ReserveBallotCommand
-	(*RegisterGuard)(nil),        // 9: headlease.v1.RegisterGuard
-	(*PromiseItem)(nil),          // 10: headlease.v1.PromiseItem
-	(*PromiseCommand)(nil),       // 11: headlease.v1.PromiseCommand
-	(*AcceptedItem)(nil),         // 12: headlease.v1.AcceptedItem
-	(*AcceptedCommand)(nil),      // 13: headlease.v1.AcceptedCommand
-	(*AdoptCommand)(nil),         // 14: headlease.v1.AdoptCommand
-	(*DropCommand)(nil),          // 15: headlease.v1.DropCommand
-	(*VoterRecord)(nil),          // 16: headlease.v1.VoterRecord
-	(*RecordVotersCommand)(nil),  // 17: headlease.v1.RecordVotersCommand
-	(*OpenSessionCommand)(nil),   // 18: headlease.v1.OpenSessionCommand
-	(*CloseSessionCommand)(nil),  // 19: headlease.v1.CloseSessionCommand
-	(*ExpireCommand)(nil),        // 20: headlease.v1.ExpireCommand
-	(*AcquireCommand)(nil),       // 21: headlease.v1.AcquireCommand
-	(*CancelCommand)(nil),        // 22: headlease.v1.CancelCommand
-	(*ReleaseCommand)(nil),       // 23: headlease.v1.ReleaseCommand
-	(*RevokeCommand)(nil),        // 24: headlease.v1.RevokeCommand
-	(*EndRevocationCommand)(nil), // 25: headlease.v1.EndRevocationCommand
-	(*SetValueCommand)(nil),      // 26: headlease.v1.SetValueCommand
-	(*EndWaitCommand)(nil),       // 27: headlease.v1.EndWaitCommand
-	(*EndDelayCommand)(nil),      // 28: headlease.v1.EndDelayCommand
-	(*SettleCommand)(nil),        // 29: headlease.v1.SettleCommand
-	(*StartDrainCommand)(nil),    // 30: headlease.v1.StartDrainCommand
-	(*AbortDrainCommand)(nil),    // 31: headlease.v1.AbortDrainCommand
-	(*RaiseLevelCommand)(nil),    // 32: headlease.v1.RaiseLevelCommand
-	(*StateHashCommand)(nil),     // 33: headlease.v1.StateHashCommand
-	(*CommandResult)(nil),        // 34: headlease.v1.CommandResult
-	(*ReservedBallot)(nil),       // 35: headlease.v1.ReservedBallot
-	(*ItemResult)(nil),           // 36: headlease.v1.ItemResult
-	(*ItemResults)(nil),          // 37: headlease.v1.ItemResults
-	(*AcquireResult)(nil),        // 38: headlease.v1.AcquireResult
-	(*GrantedLease)(nil),         // 39: headlease.v1.GrantedLease
-	(*QueuedRequest)(nil),        // 40: headlease.v1.QueuedRequest
-	(*BusyLease)(nil),            // 41: headlease.v1.BusyLease
-	(*CancelResult)(nil),         // 42: headlease.v1.CancelResult
-	(*InitRegionResult)(nil),     // 43: headlease.v1.InitRegionResult
-	(*ConfigureResult)(nil),      // 44: headlease.v1.ConfigureResult
-	(*ConfigVoteResult)(nil),     // 45: headlease.v1.ConfigVoteResult
-	(*SetValueResult)(nil),       // 46: headlease.v1.SetValueResult
-	nil,                          // 47: headlease.v1.OpenSessionCommand.LabelsEntry
-	(*ClusterConfiguration)(nil), // 48: headlease.v1.ClusterConfiguration
-	(*ConfigBallot)(nil),         // 49: headlease.v1.ConfigBallot
-	(*Ballot)(nil),               // 50: headlease.v1.Ballot
-	(*Value)(nil),                // 51: headlease.v1.Value
-	(*Voter)(nil),                // 52: headlease.v1.Voter
-	(*ErrorDetail)(nil),          // 53: headlease.v1.ErrorDetail
-	(*Register)(nil),             // 54: headlease.v1.Register
-	(*ConfigRegister)(nil),       // 55: headlease.v1.ConfigRegister
+	(*BeginEraCommand)(nil),      // 8: headlease.v1.BeginEraCommand
+	(*StopInEraCommand)(nil),     // 9: headlease.v1.StopInEraCommand
+	(*ReserveBallotCommand)(nil), // 10: headlease.v1.ReserveBallotCommand
+	(*RegisterGuard)(nil),        // 11: headlease.v1.RegisterGuard
+	(*PromiseItem)(nil),          // 12: headlease.v1.PromiseItem
+	(*PromiseCommand)(nil),       // 13: headlease.v1.PromiseCommand
+	(*AcceptedItem)(nil),         // 14: headlease.v1.AcceptedItem
+	(*AcceptedCommand)(nil),      // 15: headlease.v1.AcceptedCommand
+	(*AdoptCommand)(nil),         // 16: headlease.v1.AdoptCommand
+	(*DropCommand)(nil),          // 17: headlease.v1.DropCommand
+	(*VoterRecord)(nil),          // 18: headlease.v1.VoterRecord
+	(*RecordVotersCommand)(nil),  // 19: headlease.v1.RecordVotersCommand
+	(*OpenSessionCommand)(nil),   // 20: headlease.v1.OpenSessionCommand
+	(*CloseSessionCommand)(nil),  // 21: headlease.v1.CloseSessionCommand
+	(*ExpireCommand)(nil),        // 22: headlease.v1.ExpireCommand
+	(*AcquireCommand)(nil),       // 23: headlease.v1.AcquireCommand
+	(*CancelCommand)(nil),        // 24: headlease.v1.CancelCommand
+	(*ReleaseCommand)(nil),       // 25: headlease.v1.ReleaseCommand
+	(*RevokeCommand)(nil),        // 26: headlease.v1.RevokeCommand
+	(*EndRevocationCommand)(nil), // 27: headlease.v1.EndRevocationCommand
+	(*SetValueCommand)(nil),      // 28: headlease.v1.SetValueCommand
+	(*EndWaitCommand)(nil),       // 29: headlease.v1.EndWaitCommand
+	(*EndDelayCommand)(nil),      // 30: headlease.v1.EndDelayCommand
+	(*SettleCommand)(nil),        // 31: headlease.v1.SettleCommand
+	(*StartDrainCommand)(nil),    // 32: headlease.v1.StartDrainCommand
+	(*AbortDrainCommand)(nil),    // 33: headlease.v1.AbortDrainCommand
+	(*RaiseLevelCommand)(nil),    // 34: headlease.v1.RaiseLevelCommand
+	(*StateHashCommand)(nil),     // 35: headlease.v1.StateHashCommand
+	(*CommandResult)(nil),        // 36: headlease.v1.CommandResult
+	(*ReservedBallot)(nil),       // 37: headlease.v1.ReservedBallot
+	(*ItemResult)(nil),           // 38: headlease.v1.ItemResult
+	(*ItemResults)(nil),          // 39: headlease.v1.ItemResults
+	(*AcquireResult)(nil),        // 40: headlease.v1.AcquireResult
+	(*GrantedLease)(nil),         // 41: headlease.v1.GrantedLease
+	(*QueuedRequest)(nil),        // 42: headlease.v1.QueuedRequest
+	(*BusyLease)(nil),            // 43: headlease.v1.BusyLease
+	(*CancelResult)(nil),         // 44: headlease.v1.CancelResult
+	(*InitRegionResult)(nil),     // 45: headlease.v1.InitRegionResult
+	(*ConfigureResult)(nil),      // 46: headlease.v1.ConfigureResult
+	(*ConfigVoteResult)(nil),     // 47: headlease.v1.ConfigVoteResult
+	(*SetValueResult)(nil),       // 48: headlease.v1.SetValueResult
+	nil,                          // 49: headlease.v1.OpenSessionCommand.LabelsEntry
+	(*ClusterConfiguration)(nil), // 50: headlease.v1.ClusterConfiguration
+	(*ConfigBallot)(nil),         // 51: headlease.v1.ConfigBallot
+	(*Era)(nil),                  // 52: headlease.v1.Era
+	(*EraPlan)(nil),              // 53: headlease.v1.EraPlan
+	(*EraStop)(nil),              // 54: headlease.v1.EraStop
+	(*Ballot)(nil),               // 55: headlease.v1.Ballot
+	(*Value)(nil),                // 56: headlease.v1.Value
+	(*Voter)(nil),                // 57: headlease.v1.Voter
+	(*ErrorDetail)(nil),          // 58: headlease.v1.ErrorDetail
+	(*Register)(nil),             // 59: headlease.v1.Register
+	(*ConfigRegister)(nil),       // 60: headlease.v1.ConfigRegister
 }
 var file_headlease_v1_command_proto_depIdxs = []int32{
 	1,  // 0: headlease.v1.Entry.commands:type_name -> headlease.v1.Command
@@ -3600,68 +3754,74 @@ var file_headlease_v1_command_proto_depIdxs = []int32{
 	3,  // 2: headlease.v1.Command.pulse:type_name -> headlease.v1.PulseCommand
 	4,  // 3: headlease.v1.Command.init_region:type_name -> headlease.v1.InitRegionCommand
 	5,  // 4: headlease.v1.Command.configure:type_name -> headlease.v1.ConfigureCommand
-	8,  // 5: headlease.v1.Command.reserve_ballot:type_name -> headlease.v1.ReserveBallotCommand
-	11, // 6: headlease.v1.Command.promise:type_name -> headlease.v1.PromiseCommand
-	13, // 7: headlease.v1.Command.accepted:type_name -> headlease.v1.AcceptedCommand
-	14, // 8: headlease.v1.Command.adopt:type_name -> headlease.v1.AdoptCommand
-	15, // 9: headlease.v1.Command.drop:type_name -> headlease.v1.DropCommand
-	17, // 10: headlease.v1.Command.record_voters:type_name -> headlease.v1.RecordVotersCommand
-	18, // 11: headlease.v1.Command.open_session:type_name -> headlease.v1.OpenSessionCommand
-	19, // 12: headlease.v1.Command.close_session:type_name -> headlease.v1.CloseSessionCommand
-	20, // 13: headlease.v1.Command.expire:type_name -> headlease.v1.ExpireCommand
-	21, // 14: headlease.v1.Command.acquire:type_name -> headlease.v1.AcquireCommand
-	22, // 15: headlease.v1.Command.cancel:type_name -> headlease.v1.CancelCommand
-	23, // 16: headlease.v1.Command.release:type_name -> headlease.v1.ReleaseCommand
-	24, // 17: headlease.v1.Command.revoke:type_name -> headlease.v1.RevokeCommand
-	25, // 18: headlease.v1.Command.end_revocation:type_name -> headlease.v1.EndRevocationCommand
-	26, // 19: headlease.v1.Command.set_value:type_name -> headlease.v1.SetValueCommand
-	27, // 20: headlease.v1.Command.end_wait:type_name -> headlease.v1.EndWaitCommand
-	28, // 21: headlease.v1.Command.end_delay:type_name -> headlease.v1.EndDelayCommand
-	29, // 22: headlease.v1.Command.settle:type_name -> headlease.v1.SettleCommand
-	30, // 23: headlease.v1.Command.start_drain:type_name -> headlease.v1.StartDrainCommand
-	31, // 24: headlease.v1.Command.abort_drain:type_name -> headlease.v1.AbortDrainCommand
-	32, // 25: headlease.v1.Command.raise_level:type_name -> headlease.v1.RaiseLevelCommand
-	33, // 26: headlease.v1.Command.state_hash:type_name -> headlease.v1.StateHashCommand
+	10, // 5: headlease.v1.Command.reserve_ballot:type_name -> headlease.v1.ReserveBallotCommand
+	13, // 6: headlease.v1.Command.promise:type_name -> headlease.v1.PromiseCommand
+	15, // 7: headlease.v1.Command.accepted:type_name -> headlease.v1.AcceptedCommand
+	16, // 8: headlease.v1.Command.adopt:type_name -> headlease.v1.AdoptCommand
+	17, // 9: headlease.v1.Command.drop:type_name -> headlease.v1.DropCommand
+	19, // 10: headlease.v1.Command.record_voters:type_name -> headlease.v1.RecordVotersCommand
+	20, // 11: headlease.v1.Command.open_session:type_name -> headlease.v1.OpenSessionCommand
+	21, // 12: headlease.v1.Command.close_session:type_name -> headlease.v1.CloseSessionCommand
+	22, // 13: headlease.v1.Command.expire:type_name -> headlease.v1.ExpireCommand
+	23, // 14: headlease.v1.Command.acquire:type_name -> headlease.v1.AcquireCommand
+	24, // 15: headlease.v1.Command.cancel:type_name -> headlease.v1.CancelCommand
+	25, // 16: headlease.v1.Command.release:type_name -> headlease.v1.ReleaseCommand
+	26, // 17: headlease.v1.Command.revoke:type_name -> headlease.v1.RevokeCommand
+	27, // 18: headlease.v1.Command.end_revocation:type_name -> headlease.v1.EndRevocationCommand
+	28, // 19: headlease.v1.Command.set_value:type_name -> headlease.v1.SetValueCommand
+	29, // 20: headlease.v1.Command.end_wait:type_name -> headlease.v1.EndWaitCommand
+	30, // 21: headlease.v1.Command.end_delay:type_name -> headlease.v1.EndDelayCommand
+	31, // 22: headlease.v1.Command.settle:type_name -> headlease.v1.SettleCommand
+	32, // 23: headlease.v1.Command.start_drain:type_name -> headlease.v1.StartDrainCommand
+	33, // 24: headlease.v1.Command.abort_drain:type_name -> headlease.v1.AbortDrainCommand
+	34, // 25: headlease.v1.Command.raise_level:type_name -> headlease.v1.RaiseLevelCommand
+	35, // 26: headlease.v1.Command.state_hash:type_name -> headlease.v1.StateHashCommand
 	6,  // 27: headlease.v1.Command.config_promise:type_name -> headlease.v1.ConfigPromiseCommand
 	7,  // 28: headlease.v1.Command.config_accept:type_name -> headlease.v1.ConfigAcceptCommand
-	48, // 29: headlease.v1.ConfigureCommand.configuration:type_name -> headlease.v1.ClusterConfiguration
-	49, // 30: headlease.v1.ConfigPromiseCommand.ballot:type_name -> headlease.v1.ConfigBallot
-	49, // 31: headlease.v1.ConfigAcceptCommand.ballot:type_name -> headlease.v1.ConfigBallot
-	48, // 32: headlease.v1.ConfigAcceptCommand.proposed:type_name -> headlease.v1.ClusterConfiguration
-	50, // 33: headlease.v1.RegisterGuard.promised:type_name -> headlease.v1.Ballot
-	50, // 34: headlease.v1.RegisterGuard.accepted:type_name -> headlease.v1.Ballot
-	9,  // 35: headlease.v1.PromiseItem.guard:type_name -> headlease.v1.RegisterGuard
-	50, // 36: headlease.v1.PromiseItem.ballot:type_name -> headlease.v1.Ballot
-	10, // 37: headlease.v1.PromiseCommand.items:type_name -> headlease.v1.PromiseItem
-	9,  // 38: headlease.v1.AcceptedItem.guard:type_name -> headlease.v1.RegisterGuard
-	50, // 39: headlease.v1.AcceptedItem.ballot:type_name -> headlease.v1.Ballot
-	51, // 40: headlease.v1.AcceptedItem.value:type_name -> headlease.v1.Value
-	12, // 41: headlease.v1.AcceptedCommand.items:type_name -> headlease.v1.AcceptedItem
-	50, // 42: headlease.v1.AdoptCommand.ballot:type_name -> headlease.v1.Ballot
-	52, // 43: headlease.v1.VoterRecord.voter:type_name -> headlease.v1.Voter
-	16, // 44: headlease.v1.RecordVotersCommand.voters:type_name -> headlease.v1.VoterRecord
-	47, // 45: headlease.v1.OpenSessionCommand.labels:type_name -> headlease.v1.OpenSessionCommand.LabelsEntry
-	53, // 46: headlease.v1.CommandResult.error:type_name -> headlease.v1.ErrorDetail
-	35, // 47: headlease.v1.CommandResult.reserved:type_name -> headlease.v1.ReservedBallot
-	37, // 48: headlease.v1.CommandResult.items:type_name -> headlease.v1.ItemResults
-	38, // 49: headlease.v1.CommandResult.acquire:type_name -> headlease.v1.AcquireResult
-	42, // 50: headlease.v1.CommandResult.cancel:type_name -> headlease.v1.CancelResult
-	43, // 51: headlease.v1.CommandResult.init:type_name -> headlease.v1.InitRegionResult
-	44, // 52: headlease.v1.CommandResult.configure:type_name -> headlease.v1.ConfigureResult
-	46, // 53: headlease.v1.CommandResult.set_value:type_name -> headlease.v1.SetValueResult
-	45, // 54: headlease.v1.CommandResult.config_vote:type_name -> headlease.v1.ConfigVoteResult
-	50, // 55: headlease.v1.ReservedBallot.ballot:type_name -> headlease.v1.Ballot
-	54, // 56: headlease.v1.ItemResult.register:type_name -> headlease.v1.Register
-	36, // 57: headlease.v1.ItemResults.items:type_name -> headlease.v1.ItemResult
-	39, // 58: headlease.v1.AcquireResult.granted:type_name -> headlease.v1.GrantedLease
-	40, // 59: headlease.v1.AcquireResult.queued:type_name -> headlease.v1.QueuedRequest
-	41, // 60: headlease.v1.AcquireResult.busy:type_name -> headlease.v1.BusyLease
-	55, // 61: headlease.v1.ConfigVoteResult.register:type_name -> headlease.v1.ConfigRegister
-	62, // [62:62] is the sub-list for method output_type
-	62, // [62:62] is the sub-list for method input_type
-	62, // [62:62] is the sub-list for extension type_name
-	62, // [62:62] is the sub-list for extension extendee
-	0,  // [0:62] is the sub-list for field type_name
+	8,  // 29: headlease.v1.Command.begin_era:type_name -> headlease.v1.BeginEraCommand
+	9,  // 30: headlease.v1.Command.stop_in_era:type_name -> headlease.v1.StopInEraCommand
+	50, // 31: headlease.v1.ConfigureCommand.configuration:type_name -> headlease.v1.ClusterConfiguration
+	51, // 32: headlease.v1.ConfigPromiseCommand.ballot:type_name -> headlease.v1.ConfigBallot
+	52, // 33: headlease.v1.ConfigPromiseCommand.era:type_name -> headlease.v1.Era
+	51, // 34: headlease.v1.ConfigAcceptCommand.ballot:type_name -> headlease.v1.ConfigBallot
+	50, // 35: headlease.v1.ConfigAcceptCommand.proposed:type_name -> headlease.v1.ClusterConfiguration
+	52, // 36: headlease.v1.ConfigAcceptCommand.era:type_name -> headlease.v1.Era
+	53, // 37: headlease.v1.BeginEraCommand.plan:type_name -> headlease.v1.EraPlan
+	54, // 38: headlease.v1.StopInEraCommand.stop:type_name -> headlease.v1.EraStop
+	55, // 39: headlease.v1.RegisterGuard.promised:type_name -> headlease.v1.Ballot
+	55, // 40: headlease.v1.RegisterGuard.accepted:type_name -> headlease.v1.Ballot
+	11, // 41: headlease.v1.PromiseItem.guard:type_name -> headlease.v1.RegisterGuard
+	55, // 42: headlease.v1.PromiseItem.ballot:type_name -> headlease.v1.Ballot
+	12, // 43: headlease.v1.PromiseCommand.items:type_name -> headlease.v1.PromiseItem
+	11, // 44: headlease.v1.AcceptedItem.guard:type_name -> headlease.v1.RegisterGuard
+	55, // 45: headlease.v1.AcceptedItem.ballot:type_name -> headlease.v1.Ballot
+	56, // 46: headlease.v1.AcceptedItem.value:type_name -> headlease.v1.Value
+	14, // 47: headlease.v1.AcceptedCommand.items:type_name -> headlease.v1.AcceptedItem
+	55, // 48: headlease.v1.AdoptCommand.ballot:type_name -> headlease.v1.Ballot
+	57, // 49: headlease.v1.VoterRecord.voter:type_name -> headlease.v1.Voter
+	18, // 50: headlease.v1.RecordVotersCommand.voters:type_name -> headlease.v1.VoterRecord
+	49, // 51: headlease.v1.OpenSessionCommand.labels:type_name -> headlease.v1.OpenSessionCommand.LabelsEntry
+	58, // 52: headlease.v1.CommandResult.error:type_name -> headlease.v1.ErrorDetail
+	37, // 53: headlease.v1.CommandResult.reserved:type_name -> headlease.v1.ReservedBallot
+	39, // 54: headlease.v1.CommandResult.items:type_name -> headlease.v1.ItemResults
+	40, // 55: headlease.v1.CommandResult.acquire:type_name -> headlease.v1.AcquireResult
+	44, // 56: headlease.v1.CommandResult.cancel:type_name -> headlease.v1.CancelResult
+	45, // 57: headlease.v1.CommandResult.init:type_name -> headlease.v1.InitRegionResult
+	46, // 58: headlease.v1.CommandResult.configure:type_name -> headlease.v1.ConfigureResult
+	48, // 59: headlease.v1.CommandResult.set_value:type_name -> headlease.v1.SetValueResult
+	47, // 60: headlease.v1.CommandResult.config_vote:type_name -> headlease.v1.ConfigVoteResult
+	55, // 61: headlease.v1.ReservedBallot.ballot:type_name -> headlease.v1.Ballot
+	59, // 62: headlease.v1.ItemResult.register:type_name -> headlease.v1.Register
+	38, // 63: headlease.v1.ItemResults.items:type_name -> headlease.v1.ItemResult
+	41, // 64: headlease.v1.AcquireResult.granted:type_name -> headlease.v1.GrantedLease
+	42, // 65: headlease.v1.AcquireResult.queued:type_name -> headlease.v1.QueuedRequest
+	43, // 66: headlease.v1.AcquireResult.busy:type_name -> headlease.v1.BusyLease
+	60, // 67: headlease.v1.ConfigVoteResult.register:type_name -> headlease.v1.ConfigRegister
+	68, // [68:68] is the sub-list for method output_type
+	68, // [68:68] is the sub-list for method input_type
+	68, // [68:68] is the sub-list for extension type_name
+	68, // [68:68] is the sub-list for extension extendee
+	0,  // [0:68] is the sub-list for field type_name
 }
 
 func init() { file_headlease_v1_command_proto_init() }
@@ -3669,6 +3829,7 @@ func file_headlease_v1_command_proto_init() {
 	if File_headlease_v1_command_proto != nil {
 		return
 	}
+	file_headlease_v1_era_proto_init()
 	file_headlease_v1_errors_proto_init()
 	file_headlease_v1_types_proto_init()
 	file_headlease_v1_command_proto_msgTypes[1].OneofWrappers = []any{
@@ -3700,8 +3861,10 @@ func file_headlease_v1_command_proto_init() {
 		(*Command_StateHash)(nil),
 		(*Command_ConfigPromise)(nil),
 		(*Command_ConfigAccept)(nil),
+		(*Command_BeginEra)(nil),
+		(*Command_StopInEra)(nil),
 	}
-	file_headlease_v1_command_proto_msgTypes[34].OneofWrappers = []any{
+	file_headlease_v1_command_proto_msgTypes[36].OneofWrappers = []any{
 		(*CommandResult_Reserved)(nil),
 		(*CommandResult_Items)(nil),
 		(*CommandResult_Acquire)(nil),
@@ -3711,7 +3874,7 @@ func file_headlease_v1_command_proto_init() {
 		(*CommandResult_SetValue)(nil),
 		(*CommandResult_ConfigVote)(nil),
 	}
-	file_headlease_v1_command_proto_msgTypes[38].OneofWrappers = []any{
+	file_headlease_v1_command_proto_msgTypes[40].OneofWrappers = []any{
 		(*AcquireResult_Granted)(nil),
 		(*AcquireResult_Queued)(nil),
 		(*AcquireResult_Busy)(nil),
@@ -3722,7 +3885,7 @@ func file_headlease_v1_command_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_headlease_v1_command_proto_rawDesc), len(file_headlease_v1_command_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   48,
+			NumMessages:   50,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -27,6 +27,7 @@ type PrepareConfigRequest struct {
 	// The version in force that the proposer goes by; the decision is on the next.
 	Version       uint64        `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`
 	Ballot        *ConfigBallot `protobuf:"bytes,3,opt,name=ballot,proto3" json:"ballot,omitempty"`
+	Era           *Era          `protobuf:"bytes,4,opt,name=era,proto3" json:"era,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -78,6 +79,13 @@ func (x *PrepareConfigRequest) GetVersion() uint64 {
 func (x *PrepareConfigRequest) GetBallot() *ConfigBallot {
 	if x != nil {
 		return x.Ballot
+	}
+	return nil
+}
+
+func (x *PrepareConfigRequest) GetEra() *Era {
+	if x != nil {
+		return x.Era
 	}
 	return nil
 }
@@ -149,6 +157,7 @@ type AcceptConfigRequest struct {
 	Version       uint64                 `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`
 	Ballot        *ConfigBallot          `protobuf:"bytes,3,opt,name=ballot,proto3" json:"ballot,omitempty"`
 	Proposed      *ClusterConfiguration  `protobuf:"bytes,4,opt,name=proposed,proto3" json:"proposed,omitempty"`
+	Era           *Era                   `protobuf:"bytes,5,opt,name=era,proto3" json:"era,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -207,6 +216,13 @@ func (x *AcceptConfigRequest) GetBallot() *ConfigBallot {
 func (x *AcceptConfigRequest) GetProposed() *ClusterConfiguration {
 	if x != nil {
 		return x.Proposed
+	}
+	return nil
+}
+
+func (x *AcceptConfigRequest) GetEra() *Era {
+	if x != nil {
+		return x.Era
 	}
 	return nil
 }
@@ -278,6 +294,7 @@ type PrepareAgainRequest struct {
 	Version       uint64                 `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`
 	Ballot        *Ballot                `protobuf:"bytes,3,opt,name=ballot,proto3" json:"ballot,omitempty"`
 	Partitions    []string               `protobuf:"bytes,4,rep,name=partitions,proto3" json:"partitions,omitempty"`
+	Era           *Era                   `protobuf:"bytes,5,opt,name=era,proto3" json:"era,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -340,6 +357,13 @@ func (x *PrepareAgainRequest) GetPartitions() []string {
 	return nil
 }
 
+func (x *PrepareAgainRequest) GetEra() *Era {
+	if x != nil {
+		return x.Era
+	}
+	return nil
+}
+
 type PrepareAgainResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Voter         *Voter                 `protobuf:"bytes,1,opt,name=voter,proto3" json:"voter,omitempty"`
@@ -397,6 +421,7 @@ type AcceptAgainRequest struct {
 	ClusterId     string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
 	Version       uint64                 `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`
 	Items         []*AcceptItem          `protobuf:"bytes,3,rep,name=items,proto3" json:"items,omitempty"`
+	Era           *Era                   `protobuf:"bytes,4,opt,name=era,proto3" json:"era,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -448,6 +473,13 @@ func (x *AcceptAgainRequest) GetVersion() uint64 {
 func (x *AcceptAgainRequest) GetItems() []*AcceptItem {
 	if x != nil {
 		return x.Items
+	}
+	return nil
+}
+
+func (x *AcceptAgainRequest) GetEra() *Era {
+	if x != nil {
+		return x.Era
 	}
 	return nil
 }
@@ -561,30 +593,79 @@ func (x *VersionMismatch) GetNewer() *ClusterConfiguration {
 	return nil
 }
 
+// EraMismatch is a detail of a refusal: the message was sent in another era
+// than the voter's.
+type EraMismatch struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The voter's.
+	Era           *Era `protobuf:"bytes,1,opt,name=era,proto3" json:"era,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EraMismatch) Reset() {
+	*x = EraMismatch{}
+	mi := &file_headlease_v1_config_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EraMismatch) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EraMismatch) ProtoMessage() {}
+
+func (x *EraMismatch) ProtoReflect() protoreflect.Message {
+	mi := &file_headlease_v1_config_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EraMismatch.ProtoReflect.Descriptor instead.
+func (*EraMismatch) Descriptor() ([]byte, []int) {
+	return file_headlease_v1_config_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *EraMismatch) GetEra() *Era {
+	if x != nil {
+		return x.Era
+	}
+	return nil
+}
+
 var File_headlease_v1_config_proto protoreflect.FileDescriptor
 
 const file_headlease_v1_config_proto_rawDesc = "" +
 	"\n" +
-	"\x19headlease/v1/config.proto\x12\fheadlease.v1\x1a\x18headlease/v1/types.proto\x1a\x17headlease/v1/vote.proto\"\x83\x01\n" +
+	"\x19headlease/v1/config.proto\x12\fheadlease.v1\x1a\x18headlease/v1/types.proto\x1a\x17headlease/v1/vote.proto\"\xa8\x01\n" +
 	"\x14PrepareConfigRequest\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\x04R\aversion\x122\n" +
-	"\x06ballot\x18\x03 \x01(\v2\x1a.headlease.v1.ConfigBallotR\x06ballot\"\x98\x01\n" +
+	"\x06ballot\x18\x03 \x01(\v2\x1a.headlease.v1.ConfigBallotR\x06ballot\x12#\n" +
+	"\x03era\x18\x04 \x01(\v2\x11.headlease.v1.EraR\x03era\"\x98\x01\n" +
 	"\x15PrepareConfigResponse\x12)\n" +
 	"\x05voter\x18\x01 \x01(\v2\x13.headlease.v1.VoterR\x05voter\x12\x1a\n" +
 	"\bpromised\x18\x02 \x01(\bR\bpromised\x128\n" +
-	"\bregister\x18\x03 \x01(\v2\x1c.headlease.v1.ConfigRegisterR\bregister\"\xc2\x01\n" +
+	"\bregister\x18\x03 \x01(\v2\x1c.headlease.v1.ConfigRegisterR\bregister\"\xe7\x01\n" +
 	"\x13AcceptConfigRequest\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\x04R\aversion\x122\n" +
 	"\x06ballot\x18\x03 \x01(\v2\x1a.headlease.v1.ConfigBallotR\x06ballot\x12>\n" +
-	"\bproposed\x18\x04 \x01(\v2\".headlease.v1.ClusterConfigurationR\bproposed\"\x97\x01\n" +
+	"\bproposed\x18\x04 \x01(\v2\".headlease.v1.ClusterConfigurationR\bproposed\x12#\n" +
+	"\x03era\x18\x05 \x01(\v2\x11.headlease.v1.EraR\x03era\"\x97\x01\n" +
 	"\x14AcceptConfigResponse\x12)\n" +
 	"\x05voter\x18\x01 \x01(\v2\x13.headlease.v1.VoterR\x05voter\x12\x1a\n" +
 	"\baccepted\x18\x02 \x01(\bR\baccepted\x128\n" +
-	"\bregister\x18\x03 \x01(\v2\x1c.headlease.v1.ConfigRegisterR\bregister\"\x9c\x01\n" +
+	"\bregister\x18\x03 \x01(\v2\x1c.headlease.v1.ConfigRegisterR\bregister\"\xc1\x01\n" +
 	"\x13PrepareAgainRequest\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x18\n" +
@@ -592,21 +673,25 @@ const file_headlease_v1_config_proto_rawDesc = "" +
 	"\x06ballot\x18\x03 \x01(\v2\x14.headlease.v1.BallotR\x06ballot\x12\x1e\n" +
 	"\n" +
 	"partitions\x18\x04 \x03(\tR\n" +
-	"partitions\"x\n" +
+	"partitions\x12#\n" +
+	"\x03era\x18\x05 \x01(\v2\x11.headlease.v1.EraR\x03era\"x\n" +
 	"\x14PrepareAgainResponse\x12)\n" +
 	"\x05voter\x18\x01 \x01(\v2\x13.headlease.v1.VoterR\x05voter\x125\n" +
-	"\aanswers\x18\x02 \x03(\v2\x1b.headlease.v1.PrepareAnswerR\aanswers\"}\n" +
+	"\aanswers\x18\x02 \x03(\v2\x1b.headlease.v1.PrepareAnswerR\aanswers\"\xa2\x01\n" +
 	"\x12AcceptAgainRequest\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\x04R\aversion\x12.\n" +
-	"\x05items\x18\x03 \x03(\v2\x18.headlease.v1.AcceptItemR\x05items\"v\n" +
+	"\x05items\x18\x03 \x03(\v2\x18.headlease.v1.AcceptItemR\x05items\x12#\n" +
+	"\x03era\x18\x04 \x01(\v2\x11.headlease.v1.EraR\x03era\"v\n" +
 	"\x13AcceptAgainResponse\x12)\n" +
 	"\x05voter\x18\x01 \x01(\v2\x13.headlease.v1.VoterR\x05voter\x124\n" +
 	"\aanswers\x18\x02 \x03(\v2\x1a.headlease.v1.AcceptAnswerR\aanswers\"e\n" +
 	"\x0fVersionMismatch\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x128\n" +
-	"\x05newer\x18\x02 \x01(\v2\".headlease.v1.ClusterConfigurationR\x05newer2\xeb\x02\n" +
+	"\x05newer\x18\x02 \x01(\v2\".headlease.v1.ClusterConfigurationR\x05newer\"2\n" +
+	"\vEraMismatch\x12#\n" +
+	"\x03era\x18\x01 \x01(\v2\x11.headlease.v1.EraR\x03era2\xeb\x02\n" +
 	"\rConfigService\x12X\n" +
 	"\rPrepareConfig\x12\".headlease.v1.PrepareConfigRequest\x1a#.headlease.v1.PrepareConfigResponse\x12U\n" +
 	"\fAcceptConfig\x12!.headlease.v1.AcceptConfigRequest\x1a\".headlease.v1.AcceptConfigResponse\x12U\n" +
@@ -625,7 +710,7 @@ func file_headlease_v1_config_proto_rawDescGZIP() []byte {
 	return file_headlease_v1_config_proto_rawDescData
 }
 
-var file_headlease_v1_config_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_headlease_v1_config_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_headlease_v1_config_proto_goTypes = []any{
 	(*PrepareConfigRequest)(nil),  // 0: headlease.v1.PrepareConfigRequest
 	(*PrepareConfigResponse)(nil), // 1: headlease.v1.PrepareConfigResponse
@@ -636,43 +721,50 @@ var file_headlease_v1_config_proto_goTypes = []any{
 	(*AcceptAgainRequest)(nil),    // 6: headlease.v1.AcceptAgainRequest
 	(*AcceptAgainResponse)(nil),   // 7: headlease.v1.AcceptAgainResponse
 	(*VersionMismatch)(nil),       // 8: headlease.v1.VersionMismatch
-	(*ConfigBallot)(nil),          // 9: headlease.v1.ConfigBallot
-	(*Voter)(nil),                 // 10: headlease.v1.Voter
-	(*ConfigRegister)(nil),        // 11: headlease.v1.ConfigRegister
-	(*ClusterConfiguration)(nil),  // 12: headlease.v1.ClusterConfiguration
-	(*Ballot)(nil),                // 13: headlease.v1.Ballot
-	(*PrepareAnswer)(nil),         // 14: headlease.v1.PrepareAnswer
-	(*AcceptItem)(nil),            // 15: headlease.v1.AcceptItem
-	(*AcceptAnswer)(nil),          // 16: headlease.v1.AcceptAnswer
+	(*EraMismatch)(nil),           // 9: headlease.v1.EraMismatch
+	(*ConfigBallot)(nil),          // 10: headlease.v1.ConfigBallot
+	(*Era)(nil),                   // 11: headlease.v1.Era
+	(*Voter)(nil),                 // 12: headlease.v1.Voter
+	(*ConfigRegister)(nil),        // 13: headlease.v1.ConfigRegister
+	(*ClusterConfiguration)(nil),  // 14: headlease.v1.ClusterConfiguration
+	(*Ballot)(nil),                // 15: headlease.v1.Ballot
+	(*PrepareAnswer)(nil),         // 16: headlease.v1.PrepareAnswer
+	(*AcceptItem)(nil),            // 17: headlease.v1.AcceptItem
+	(*AcceptAnswer)(nil),          // 18: headlease.v1.AcceptAnswer
 }
 var file_headlease_v1_config_proto_depIdxs = []int32{
-	9,  // 0: headlease.v1.PrepareConfigRequest.ballot:type_name -> headlease.v1.ConfigBallot
-	10, // 1: headlease.v1.PrepareConfigResponse.voter:type_name -> headlease.v1.Voter
-	11, // 2: headlease.v1.PrepareConfigResponse.register:type_name -> headlease.v1.ConfigRegister
-	9,  // 3: headlease.v1.AcceptConfigRequest.ballot:type_name -> headlease.v1.ConfigBallot
-	12, // 4: headlease.v1.AcceptConfigRequest.proposed:type_name -> headlease.v1.ClusterConfiguration
-	10, // 5: headlease.v1.AcceptConfigResponse.voter:type_name -> headlease.v1.Voter
-	11, // 6: headlease.v1.AcceptConfigResponse.register:type_name -> headlease.v1.ConfigRegister
-	13, // 7: headlease.v1.PrepareAgainRequest.ballot:type_name -> headlease.v1.Ballot
-	10, // 8: headlease.v1.PrepareAgainResponse.voter:type_name -> headlease.v1.Voter
-	14, // 9: headlease.v1.PrepareAgainResponse.answers:type_name -> headlease.v1.PrepareAnswer
-	15, // 10: headlease.v1.AcceptAgainRequest.items:type_name -> headlease.v1.AcceptItem
-	10, // 11: headlease.v1.AcceptAgainResponse.voter:type_name -> headlease.v1.Voter
-	16, // 12: headlease.v1.AcceptAgainResponse.answers:type_name -> headlease.v1.AcceptAnswer
-	12, // 13: headlease.v1.VersionMismatch.newer:type_name -> headlease.v1.ClusterConfiguration
-	0,  // 14: headlease.v1.ConfigService.PrepareConfig:input_type -> headlease.v1.PrepareConfigRequest
-	2,  // 15: headlease.v1.ConfigService.AcceptConfig:input_type -> headlease.v1.AcceptConfigRequest
-	4,  // 16: headlease.v1.ConfigService.PrepareAgain:input_type -> headlease.v1.PrepareAgainRequest
-	6,  // 17: headlease.v1.ConfigService.AcceptAgain:input_type -> headlease.v1.AcceptAgainRequest
-	1,  // 18: headlease.v1.ConfigService.PrepareConfig:output_type -> headlease.v1.PrepareConfigResponse
-	3,  // 19: headlease.v1.ConfigService.AcceptConfig:output_type -> headlease.v1.AcceptConfigResponse
-	5,  // 20: headlease.v1.ConfigService.PrepareAgain:output_type -> headlease.v1.PrepareAgainResponse
-	7,  // 21: headlease.v1.ConfigService.AcceptAgain:output_type -> headlease.v1.AcceptAgainResponse
-	18, // [18:22] is the sub-list for method output_type
-	14, // [14:18] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	10, // 0: headlease.v1.PrepareConfigRequest.ballot:type_name -> headlease.v1.ConfigBallot
+	11, // 1: headlease.v1.PrepareConfigRequest.era:type_name -> headlease.v1.Era
+	12, // 2: headlease.v1.PrepareConfigResponse.voter:type_name -> headlease.v1.Voter
+	13, // 3: headlease.v1.PrepareConfigResponse.register:type_name -> headlease.v1.ConfigRegister
+	10, // 4: headlease.v1.AcceptConfigRequest.ballot:type_name -> headlease.v1.ConfigBallot
+	14, // 5: headlease.v1.AcceptConfigRequest.proposed:type_name -> headlease.v1.ClusterConfiguration
+	11, // 6: headlease.v1.AcceptConfigRequest.era:type_name -> headlease.v1.Era
+	12, // 7: headlease.v1.AcceptConfigResponse.voter:type_name -> headlease.v1.Voter
+	13, // 8: headlease.v1.AcceptConfigResponse.register:type_name -> headlease.v1.ConfigRegister
+	15, // 9: headlease.v1.PrepareAgainRequest.ballot:type_name -> headlease.v1.Ballot
+	11, // 10: headlease.v1.PrepareAgainRequest.era:type_name -> headlease.v1.Era
+	12, // 11: headlease.v1.PrepareAgainResponse.voter:type_name -> headlease.v1.Voter
+	16, // 12: headlease.v1.PrepareAgainResponse.answers:type_name -> headlease.v1.PrepareAnswer
+	17, // 13: headlease.v1.AcceptAgainRequest.items:type_name -> headlease.v1.AcceptItem
+	11, // 14: headlease.v1.AcceptAgainRequest.era:type_name -> headlease.v1.Era
+	12, // 15: headlease.v1.AcceptAgainResponse.voter:type_name -> headlease.v1.Voter
+	18, // 16: headlease.v1.AcceptAgainResponse.answers:type_name -> headlease.v1.AcceptAnswer
+	14, // 17: headlease.v1.VersionMismatch.newer:type_name -> headlease.v1.ClusterConfiguration
+	11, // 18: headlease.v1.EraMismatch.era:type_name -> headlease.v1.Era
+	0,  // 19: headlease.v1.ConfigService.PrepareConfig:input_type -> headlease.v1.PrepareConfigRequest
+	2,  // 20: headlease.v1.ConfigService.AcceptConfig:input_type -> headlease.v1.AcceptConfigRequest
+	4,  // 21: headlease.v1.ConfigService.PrepareAgain:input_type -> headlease.v1.PrepareAgainRequest
+	6,  // 22: headlease.v1.ConfigService.AcceptAgain:input_type -> headlease.v1.AcceptAgainRequest
+	1,  // 23: headlease.v1.ConfigService.PrepareConfig:output_type -> headlease.v1.PrepareConfigResponse
+	3,  // 24: headlease.v1.ConfigService.AcceptConfig:output_type -> headlease.v1.AcceptConfigResponse
+	5,  // 25: headlease.v1.ConfigService.PrepareAgain:output_type -> headlease.v1.PrepareAgainResponse
+	7,  // 26: headlease.v1.ConfigService.AcceptAgain:output_type -> headlease.v1.AcceptAgainResponse
+	23, // [23:27] is the sub-list for method output_type
+	19, // [19:23] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_headlease_v1_config_proto_init() }
@@ -688,7 +780,7 @@ func file_headlease_v1_config_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_headlease_v1_config_proto_rawDesc), len(file_headlease_v1_config_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   9,
+			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -169,6 +169,9 @@ type SnapshotHeader struct {
 	PulseIndex   uint64               `protobuf:"varint,9,opt,name=pulse_index,json=pulseIndex,proto3" json:"pulse_index,omitempty"`
 	// The decision on the version after configuration.
 	ConfigRegister *ConfigRegister `protobuf:"bytes,30,opt,name=config_register,json=configRegister,proto3" json:"config_register,omitempty"`
+	// From feature level 3 on. Must be durable: a region that met a higher era
+	// would vote in its own again.
+	EraStop *EraStop `protobuf:"bytes,31,opt,name=era_stop,json=eraStop,proto3" json:"era_stop,omitempty"`
 	// Format 2. The feature level; must be durable: a server that fell back would
 	// refuse commands that the others apply.
 	Level uint32 `protobuf:"varint,10,opt,name=level,proto3" json:"level,omitempty"`
@@ -274,6 +277,13 @@ func (x *SnapshotHeader) GetPulseIndex() uint64 {
 func (x *SnapshotHeader) GetConfigRegister() *ConfigRegister {
 	if x != nil {
 		return x.ConfigRegister
+	}
+	return nil
+}
+
+func (x *SnapshotHeader) GetEraStop() *EraStop {
+	if x != nil {
+		return x.EraStop
 	}
 	return nil
 }
@@ -1254,7 +1264,7 @@ const file_headlease_v1_snapshot_proto_rawDesc = "" +
 	"\n" +
 	"semaphores\x18\x05 \x01(\v2 .headlease.v1.SnapshotSemaphoresH\x00R\n" +
 	"semaphoresB\x06\n" +
-	"\x04kind\"\x99\x04\n" +
+	"\x04kind\"\xcb\x04\n" +
 	"\x0eSnapshotHeader\x12\x16\n" +
 	"\x06format\x18\x01 \x01(\rR\x06format\x12\x16\n" +
 	"\x06region\x18\x02 \x01(\tR\x06region\x12 \n" +
@@ -1268,7 +1278,8 @@ const file_headlease_v1_snapshot_proto_rawDesc = "" +
 	"\rapplied_index\x18\b \x01(\x04R\fappliedIndex\x12\x1f\n" +
 	"\vpulse_index\x18\t \x01(\x04R\n" +
 	"pulseIndex\x12E\n" +
-	"\x0fconfig_register\x18\x1e \x01(\v2\x1c.headlease.v1.ConfigRegisterR\x0econfigRegister\x12\x14\n" +
+	"\x0fconfig_register\x18\x1e \x01(\v2\x1c.headlease.v1.ConfigRegisterR\x0econfigRegister\x120\n" +
+	"\bera_stop\x18\x1f \x01(\v2\x15.headlease.v1.EraStopR\aeraStop\x12\x14\n" +
 	"\x05level\x18\n" +
 	" \x01(\rR\x05level\x121\n" +
 	"\x05sweep\x18\v \x01(\v2\x1b.headlease.v1.SnapshotSweepR\x05sweep\"W\n" +
@@ -1397,8 +1408,9 @@ var file_headlease_v1_snapshot_proto_goTypes = []any{
 	(*ClusterConfiguration)(nil), // 15: headlease.v1.ClusterConfiguration
 	(*VoterRecord)(nil),          // 16: headlease.v1.VoterRecord
 	(*ConfigRegister)(nil),       // 17: headlease.v1.ConfigRegister
-	(*Register)(nil),             // 18: headlease.v1.Register
-	(PartitionPhase)(0),          // 19: headlease.v1.PartitionPhase
+	(*EraStop)(nil),              // 18: headlease.v1.EraStop
+	(*Register)(nil),             // 19: headlease.v1.Register
+	(PartitionPhase)(0),          // 20: headlease.v1.PartitionPhase
 }
 var file_headlease_v1_snapshot_proto_depIdxs = []int32{
 	1,  // 0: headlease.v1.SnapshotChunk.header:type_name -> headlease.v1.SnapshotHeader
@@ -1410,22 +1422,23 @@ var file_headlease_v1_snapshot_proto_depIdxs = []int32{
 	3,  // 6: headlease.v1.SnapshotHeader.partitions:type_name -> headlease.v1.SnapshotPartition
 	16, // 7: headlease.v1.SnapshotHeader.voters:type_name -> headlease.v1.VoterRecord
 	17, // 8: headlease.v1.SnapshotHeader.config_register:type_name -> headlease.v1.ConfigRegister
-	2,  // 9: headlease.v1.SnapshotHeader.sweep:type_name -> headlease.v1.SnapshotSweep
-	18, // 10: headlease.v1.SnapshotPartition.register:type_name -> headlease.v1.Register
-	19, // 11: headlease.v1.SnapshotPartition.phase:type_name -> headlease.v1.PartitionPhase
-	5,  // 12: headlease.v1.SnapshotSessions.sessions:type_name -> headlease.v1.SnapshotSession
-	14, // 13: headlease.v1.SnapshotSession.labels:type_name -> headlease.v1.SnapshotSession.LabelsEntry
-	6,  // 14: headlease.v1.SnapshotSession.requests:type_name -> headlease.v1.SnapshotRequest
-	7,  // 15: headlease.v1.SnapshotSession.seen:type_name -> headlease.v1.RequestRange
-	9,  // 16: headlease.v1.SnapshotResources.resources:type_name -> headlease.v1.SnapshotResource
-	10, // 17: headlease.v1.SnapshotResource.waiters:type_name -> headlease.v1.SnapshotWaiter
-	12, // 18: headlease.v1.SnapshotSemaphores.semaphores:type_name -> headlease.v1.SnapshotSemaphore
-	10, // 19: headlease.v1.SnapshotSemaphore.waiters:type_name -> headlease.v1.SnapshotWaiter
-	20, // [20:20] is the sub-list for method output_type
-	20, // [20:20] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	18, // 9: headlease.v1.SnapshotHeader.era_stop:type_name -> headlease.v1.EraStop
+	2,  // 10: headlease.v1.SnapshotHeader.sweep:type_name -> headlease.v1.SnapshotSweep
+	19, // 11: headlease.v1.SnapshotPartition.register:type_name -> headlease.v1.Register
+	20, // 12: headlease.v1.SnapshotPartition.phase:type_name -> headlease.v1.PartitionPhase
+	5,  // 13: headlease.v1.SnapshotSessions.sessions:type_name -> headlease.v1.SnapshotSession
+	14, // 14: headlease.v1.SnapshotSession.labels:type_name -> headlease.v1.SnapshotSession.LabelsEntry
+	6,  // 15: headlease.v1.SnapshotSession.requests:type_name -> headlease.v1.SnapshotRequest
+	7,  // 16: headlease.v1.SnapshotSession.seen:type_name -> headlease.v1.RequestRange
+	9,  // 17: headlease.v1.SnapshotResources.resources:type_name -> headlease.v1.SnapshotResource
+	10, // 18: headlease.v1.SnapshotResource.waiters:type_name -> headlease.v1.SnapshotWaiter
+	12, // 19: headlease.v1.SnapshotSemaphores.semaphores:type_name -> headlease.v1.SnapshotSemaphore
+	10, // 20: headlease.v1.SnapshotSemaphore.waiters:type_name -> headlease.v1.SnapshotWaiter
+	21, // [21:21] is the sub-list for method output_type
+	21, // [21:21] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_headlease_v1_snapshot_proto_init() }

@@ -138,7 +138,9 @@ type Ballot struct {
 	Round  uint64                 `protobuf:"varint,1,opt,name=round,proto3" json:"round,omitempty"`
 	Region string                 `protobuf:"bytes,2,opt,name=region,proto3" json:"region,omitempty"`
 	// The incarnation of the region's data that reserved the ballot.
-	Incarnation   uint64 `protobuf:"fixed64,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	Incarnation uint64 `protobuf:"fixed64,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	// Orders before the round; absent: the first one.
+	Era           *Era `protobuf:"bytes,4,opt,name=era,proto3" json:"era,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -194,6 +196,70 @@ func (x *Ballot) GetIncarnation() uint64 {
 	return 0
 }
 
+func (x *Ballot) GetEra() *Era {
+	if x != nil {
+		return x.Era
+	}
+	return nil
+}
+
+// Era counts how often an operator has declared a majority of the voters
+// destroyed, with force-quorum. It orders before ballots and versions. Absent:
+// the era that init began.
+type Era struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Counter uint64                 `protobuf:"varint,1,opt,name=counter,proto3" json:"counter,omitempty"`
+	// Random, made with the era: two operators on two sides make two eras, which
+	// are known apart when they meet.
+	Id            uint64 `protobuf:"fixed64,2,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Era) Reset() {
+	*x = Era{}
+	mi := &file_headlease_v1_types_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Era) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Era) ProtoMessage() {}
+
+func (x *Era) ProtoReflect() protoreflect.Message {
+	mi := &file_headlease_v1_types_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Era.ProtoReflect.Descriptor instead.
+func (*Era) Descriptor() ([]byte, []int) {
+	return file_headlease_v1_types_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *Era) GetCounter() uint64 {
+	if x != nil {
+		return x.Counter
+	}
+	return 0
+}
+
+func (x *Era) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
 // Value is what a register decides: who owns a partition.
 type Value struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -207,15 +273,17 @@ type Value struct {
 	DNs int64 `protobuf:"varint,4,opt,name=d_ns,json=dNs,proto3" json:"d_ns,omitempty"`
 	// After a planned release: the only region that may be promised the
 	// partition before D has passed. Empty: any.
-	Successor     string `protobuf:"bytes,5,opt,name=successor,proto3" json:"successor,omitempty"`
-	Reason        string `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`
+	Successor string `protobuf:"bytes,5,opt,name=successor,proto3" json:"successor,omitempty"`
+	Reason    string `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`
+	// The era of its ballot.
+	Era           *Era `protobuf:"bytes,7,opt,name=era,proto3" json:"era,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Value) Reset() {
 	*x = Value{}
-	mi := &file_headlease_v1_types_proto_msgTypes[1]
+	mi := &file_headlease_v1_types_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -227,7 +295,7 @@ func (x *Value) String() string {
 func (*Value) ProtoMessage() {}
 
 func (x *Value) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_types_proto_msgTypes[1]
+	mi := &file_headlease_v1_types_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -240,7 +308,7 @@ func (x *Value) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Value.ProtoReflect.Descriptor instead.
 func (*Value) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_types_proto_rawDescGZIP(), []int{1}
+	return file_headlease_v1_types_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Value) GetOwner() string {
@@ -285,6 +353,13 @@ func (x *Value) GetReason() string {
 	return ""
 }
 
+func (x *Value) GetEra() *Era {
+	if x != nil {
+		return x.Era
+	}
+	return nil
+}
+
 // Register is a voter's durable record of one partition.
 type Register struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -304,7 +379,7 @@ type Register struct {
 
 func (x *Register) Reset() {
 	*x = Register{}
-	mi := &file_headlease_v1_types_proto_msgTypes[2]
+	mi := &file_headlease_v1_types_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -316,7 +391,7 @@ func (x *Register) String() string {
 func (*Register) ProtoMessage() {}
 
 func (x *Register) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_types_proto_msgTypes[2]
+	mi := &file_headlease_v1_types_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -329,7 +404,7 @@ func (x *Register) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Register.ProtoReflect.Descriptor instead.
 func (*Register) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_types_proto_rawDescGZIP(), []int{2}
+	return file_headlease_v1_types_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Register) GetPromised() *Ballot {
@@ -372,7 +447,7 @@ type Voter struct {
 
 func (x *Voter) Reset() {
 	*x = Voter{}
-	mi := &file_headlease_v1_types_proto_msgTypes[3]
+	mi := &file_headlease_v1_types_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -384,7 +459,7 @@ func (x *Voter) String() string {
 func (*Voter) ProtoMessage() {}
 
 func (x *Voter) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_types_proto_msgTypes[3]
+	mi := &file_headlease_v1_types_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -397,7 +472,7 @@ func (x *Voter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Voter.ProtoReflect.Descriptor instead.
 func (*Voter) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_types_proto_rawDescGZIP(), []int{3}
+	return file_headlease_v1_types_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Voter) GetId() string {
@@ -424,7 +499,7 @@ type ShardRange struct {
 
 func (x *ShardRange) Reset() {
 	*x = ShardRange{}
-	mi := &file_headlease_v1_types_proto_msgTypes[4]
+	mi := &file_headlease_v1_types_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -436,7 +511,7 @@ func (x *ShardRange) String() string {
 func (*ShardRange) ProtoMessage() {}
 
 func (x *ShardRange) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_types_proto_msgTypes[4]
+	mi := &file_headlease_v1_types_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -449,7 +524,7 @@ func (x *ShardRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShardRange.ProtoReflect.Descriptor instead.
 func (*ShardRange) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_types_proto_rawDescGZIP(), []int{4}
+	return file_headlease_v1_types_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ShardRange) GetFirst() uint32 {
@@ -481,7 +556,7 @@ type PartitionSpec struct {
 
 func (x *PartitionSpec) Reset() {
 	*x = PartitionSpec{}
-	mi := &file_headlease_v1_types_proto_msgTypes[5]
+	mi := &file_headlease_v1_types_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -493,7 +568,7 @@ func (x *PartitionSpec) String() string {
 func (*PartitionSpec) ProtoMessage() {}
 
 func (x *PartitionSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_types_proto_msgTypes[5]
+	mi := &file_headlease_v1_types_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -506,7 +581,7 @@ func (x *PartitionSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PartitionSpec.ProtoReflect.Descriptor instead.
 func (*PartitionSpec) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_types_proto_rawDescGZIP(), []int{5}
+	return file_headlease_v1_types_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *PartitionSpec) GetName() string {
@@ -561,13 +636,17 @@ type ClusterConfiguration struct {
 	// The highest number that a dedicated shard was ever given; 0: none was. A
 	// number is never given twice: in another partition its tokens could go back.
 	LastDedicated uint32 `protobuf:"varint,13,opt,name=last_dedicated,json=lastDedicated,proto3" json:"last_dedicated,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Era           *Era   `protobuf:"bytes,14,opt,name=era,proto3" json:"era,omitempty"`
+	// Voters that were declared destroyed when this era or one before it began, and
+	// that have not been replaced since. They are told, should they come back.
+	DestroyedVoters []*Voter `protobuf:"bytes,15,rep,name=destroyed_voters,json=destroyedVoters,proto3" json:"destroyed_voters,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *ClusterConfiguration) Reset() {
 	*x = ClusterConfiguration{}
-	mi := &file_headlease_v1_types_proto_msgTypes[6]
+	mi := &file_headlease_v1_types_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -579,7 +658,7 @@ func (x *ClusterConfiguration) String() string {
 func (*ClusterConfiguration) ProtoMessage() {}
 
 func (x *ClusterConfiguration) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_types_proto_msgTypes[6]
+	mi := &file_headlease_v1_types_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -592,7 +671,7 @@ func (x *ClusterConfiguration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterConfiguration.ProtoReflect.Descriptor instead.
 func (*ClusterConfiguration) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_types_proto_rawDescGZIP(), []int{6}
+	return file_headlease_v1_types_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ClusterConfiguration) GetClusterId() string {
@@ -679,6 +758,75 @@ func (x *ClusterConfiguration) GetLastDedicated() uint32 {
 	return 0
 }
 
+func (x *ClusterConfiguration) GetEra() *Era {
+	if x != nil {
+		return x.Era
+	}
+	return nil
+}
+
+func (x *ClusterConfiguration) GetDestroyedVoters() []*Voter {
+	if x != nil {
+		return x.DestroyedVoters
+	}
+	return nil
+}
+
+// EraStop is a voter's durable record that it met another era, not below its
+// own: it votes no more until force-quorum puts it into a higher one.
+type EraStop struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Era   *Era                   `protobuf:"bytes,1,opt,name=era,proto3" json:"era,omitempty"`
+	// Who told.
+	By            string `protobuf:"bytes,2,opt,name=by,proto3" json:"by,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EraStop) Reset() {
+	*x = EraStop{}
+	mi := &file_headlease_v1_types_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EraStop) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EraStop) ProtoMessage() {}
+
+func (x *EraStop) ProtoReflect() protoreflect.Message {
+	mi := &file_headlease_v1_types_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EraStop.ProtoReflect.Descriptor instead.
+func (*EraStop) Descriptor() ([]byte, []int) {
+	return file_headlease_v1_types_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *EraStop) GetEra() *Era {
+	if x != nil {
+		return x.Era
+	}
+	return nil
+}
+
+func (x *EraStop) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
+}
+
 // ShardException gives a hot key a shard of its own, in the partition of the
 // key's hash shard.
 type ShardException struct {
@@ -699,7 +847,7 @@ type ShardException struct {
 
 func (x *ShardException) Reset() {
 	*x = ShardException{}
-	mi := &file_headlease_v1_types_proto_msgTypes[7]
+	mi := &file_headlease_v1_types_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -711,7 +859,7 @@ func (x *ShardException) String() string {
 func (*ShardException) ProtoMessage() {}
 
 func (x *ShardException) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_types_proto_msgTypes[7]
+	mi := &file_headlease_v1_types_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -724,7 +872,7 @@ func (x *ShardException) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShardException.ProtoReflect.Descriptor instead.
 func (*ShardException) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_types_proto_rawDescGZIP(), []int{7}
+	return file_headlease_v1_types_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ShardException) GetKey() string {
@@ -775,7 +923,7 @@ type ConfigBallot struct {
 
 func (x *ConfigBallot) Reset() {
 	*x = ConfigBallot{}
-	mi := &file_headlease_v1_types_proto_msgTypes[8]
+	mi := &file_headlease_v1_types_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -787,7 +935,7 @@ func (x *ConfigBallot) String() string {
 func (*ConfigBallot) ProtoMessage() {}
 
 func (x *ConfigBallot) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_types_proto_msgTypes[8]
+	mi := &file_headlease_v1_types_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -800,7 +948,7 @@ func (x *ConfigBallot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigBallot.ProtoReflect.Descriptor instead.
 func (*ConfigBallot) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_types_proto_rawDescGZIP(), []int{8}
+	return file_headlease_v1_types_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ConfigBallot) GetRound() uint64 {
@@ -833,7 +981,7 @@ type ConfigRegister struct {
 
 func (x *ConfigRegister) Reset() {
 	*x = ConfigRegister{}
-	mi := &file_headlease_v1_types_proto_msgTypes[9]
+	mi := &file_headlease_v1_types_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -845,7 +993,7 @@ func (x *ConfigRegister) String() string {
 func (*ConfigRegister) ProtoMessage() {}
 
 func (x *ConfigRegister) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_types_proto_msgTypes[9]
+	mi := &file_headlease_v1_types_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -858,7 +1006,7 @@ func (x *ConfigRegister) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigRegister.ProtoReflect.Descriptor instead.
 func (*ConfigRegister) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_types_proto_rawDescGZIP(), []int{9}
+	return file_headlease_v1_types_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ConfigRegister) GetPromised() *ConfigBallot {
@@ -897,7 +1045,7 @@ type PeerReport struct {
 
 func (x *PeerReport) Reset() {
 	*x = PeerReport{}
-	mi := &file_headlease_v1_types_proto_msgTypes[10]
+	mi := &file_headlease_v1_types_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -909,7 +1057,7 @@ func (x *PeerReport) String() string {
 func (*PeerReport) ProtoMessage() {}
 
 func (x *PeerReport) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_types_proto_msgTypes[10]
+	mi := &file_headlease_v1_types_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -922,7 +1070,7 @@ func (x *PeerReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerReport.ProtoReflect.Descriptor instead.
 func (*PeerReport) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_types_proto_rawDescGZIP(), []int{10}
+	return file_headlease_v1_types_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *PeerReport) GetRegion() string {
@@ -964,7 +1112,7 @@ type RoundTrip struct {
 
 func (x *RoundTrip) Reset() {
 	*x = RoundTrip{}
-	mi := &file_headlease_v1_types_proto_msgTypes[11]
+	mi := &file_headlease_v1_types_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -976,7 +1124,7 @@ func (x *RoundTrip) String() string {
 func (*RoundTrip) ProtoMessage() {}
 
 func (x *RoundTrip) ProtoReflect() protoreflect.Message {
-	mi := &file_headlease_v1_types_proto_msgTypes[11]
+	mi := &file_headlease_v1_types_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -989,7 +1137,7 @@ func (x *RoundTrip) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RoundTrip.ProtoReflect.Descriptor instead.
 func (*RoundTrip) Descriptor() ([]byte, []int) {
-	return file_headlease_v1_types_proto_rawDescGZIP(), []int{11}
+	return file_headlease_v1_types_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *RoundTrip) GetPeer() string {
@@ -1010,18 +1158,23 @@ var File_headlease_v1_types_proto protoreflect.FileDescriptor
 
 const file_headlease_v1_types_proto_rawDesc = "" +
 	"\n" +
-	"\x18headlease/v1/types.proto\x12\fheadlease.v1\"X\n" +
+	"\x18headlease/v1/types.proto\x12\fheadlease.v1\"}\n" +
 	"\x06Ballot\x12\x14\n" +
 	"\x05round\x18\x01 \x01(\x04R\x05round\x12\x16\n" +
 	"\x06region\x18\x02 \x01(\tR\x06region\x12 \n" +
-	"\vincarnation\x18\x03 \x01(\x06R\vincarnation\"\xa9\x01\n" +
+	"\vincarnation\x18\x03 \x01(\x06R\vincarnation\x12#\n" +
+	"\x03era\x18\x04 \x01(\v2\x11.headlease.v1.EraR\x03era\"/\n" +
+	"\x03Era\x12\x18\n" +
+	"\acounter\x18\x01 \x01(\x04R\acounter\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\x06R\x02id\"\xce\x01\n" +
 	"\x05Value\x12\x14\n" +
 	"\x05owner\x18\x01 \x01(\tR\x05owner\x12+\n" +
 	"\x11owner_incarnation\x18\x02 \x01(\x06R\x10ownerIncarnation\x12\x14\n" +
 	"\x05epoch\x18\x03 \x01(\rR\x05epoch\x12\x11\n" +
 	"\x04d_ns\x18\x04 \x01(\x03R\x03dNs\x12\x1c\n" +
 	"\tsuccessor\x18\x05 \x01(\tR\tsuccessor\x12\x16\n" +
-	"\x06reason\x18\x06 \x01(\tR\x06reason\"\xaf\x01\n" +
+	"\x06reason\x18\x06 \x01(\tR\x06reason\x12#\n" +
+	"\x03era\x18\a \x01(\v2\x11.headlease.v1.EraR\x03era\"\xaf\x01\n" +
 	"\bRegister\x120\n" +
 	"\bpromised\x18\x01 \x01(\v2\x14.headlease.v1.BallotR\bpromised\x120\n" +
 	"\baccepted\x18\x02 \x01(\v2\x14.headlease.v1.BallotR\baccepted\x12)\n" +
@@ -1038,7 +1191,7 @@ const file_headlease_v1_types_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x120\n" +
 	"\x06shards\x18\x02 \x03(\v2\x18.headlease.v1.ShardRangeR\x06shards\x12\x16\n" +
 	"\x06prefer\x18\x03 \x03(\tR\x06prefer\x12#\n" +
-	"\rauto_failback\x18\x04 \x01(\bR\fautoFailback\"\x8b\x04\n" +
+	"\rauto_failback\x18\x04 \x01(\bR\fautoFailback\"\xf0\x04\n" +
 	"\x14ClusterConfiguration\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12!\n" +
@@ -1056,7 +1209,12 @@ const file_headlease_v1_types_proto_rawDesc = "" +
 	"exceptions\x18\v \x03(\v2\x1c.headlease.v1.ShardExceptionR\n" +
 	"exceptions\x12-\n" +
 	"\x12retired_partitions\x18\f \x03(\tR\x11retiredPartitions\x12%\n" +
-	"\x0elast_dedicated\x18\r \x01(\rR\rlastDedicated\"\x82\x01\n" +
+	"\x0elast_dedicated\x18\r \x01(\rR\rlastDedicated\x12#\n" +
+	"\x03era\x18\x0e \x01(\v2\x11.headlease.v1.EraR\x03era\x12>\n" +
+	"\x10destroyed_voters\x18\x0f \x03(\v2\x13.headlease.v1.VoterR\x0fdestroyedVoters\">\n" +
+	"\aEraStop\x12#\n" +
+	"\x03era\x18\x01 \x01(\v2\x11.headlease.v1.EraR\x03era\x12\x0e\n" +
+	"\x02by\x18\x02 \x01(\tR\x02by\"\x82\x01\n" +
 	"\x0eShardException\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05shard\x18\x02 \x01(\rR\x05shard\x12\x14\n" +
@@ -1103,41 +1261,48 @@ func file_headlease_v1_types_proto_rawDescGZIP() []byte {
 }
 
 var file_headlease_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_headlease_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_headlease_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
 var file_headlease_v1_types_proto_goTypes = []any{
 	(PartitionPhase)(0),          // 0: headlease.v1.PartitionPhase
 	(Verdict)(0),                 // 1: headlease.v1.Verdict
 	(*Ballot)(nil),               // 2: headlease.v1.Ballot
-	(*Value)(nil),                // 3: headlease.v1.Value
-	(*Register)(nil),             // 4: headlease.v1.Register
-	(*Voter)(nil),                // 5: headlease.v1.Voter
-	(*ShardRange)(nil),           // 6: headlease.v1.ShardRange
-	(*PartitionSpec)(nil),        // 7: headlease.v1.PartitionSpec
-	(*ClusterConfiguration)(nil), // 8: headlease.v1.ClusterConfiguration
-	(*ShardException)(nil),       // 9: headlease.v1.ShardException
-	(*ConfigBallot)(nil),         // 10: headlease.v1.ConfigBallot
-	(*ConfigRegister)(nil),       // 11: headlease.v1.ConfigRegister
-	(*PeerReport)(nil),           // 12: headlease.v1.PeerReport
-	(*RoundTrip)(nil),            // 13: headlease.v1.RoundTrip
+	(*Era)(nil),                  // 3: headlease.v1.Era
+	(*Value)(nil),                // 4: headlease.v1.Value
+	(*Register)(nil),             // 5: headlease.v1.Register
+	(*Voter)(nil),                // 6: headlease.v1.Voter
+	(*ShardRange)(nil),           // 7: headlease.v1.ShardRange
+	(*PartitionSpec)(nil),        // 8: headlease.v1.PartitionSpec
+	(*ClusterConfiguration)(nil), // 9: headlease.v1.ClusterConfiguration
+	(*EraStop)(nil),              // 10: headlease.v1.EraStop
+	(*ShardException)(nil),       // 11: headlease.v1.ShardException
+	(*ConfigBallot)(nil),         // 12: headlease.v1.ConfigBallot
+	(*ConfigRegister)(nil),       // 13: headlease.v1.ConfigRegister
+	(*PeerReport)(nil),           // 14: headlease.v1.PeerReport
+	(*RoundTrip)(nil),            // 15: headlease.v1.RoundTrip
 }
 var file_headlease_v1_types_proto_depIdxs = []int32{
-	2,  // 0: headlease.v1.Register.promised:type_name -> headlease.v1.Ballot
-	2,  // 1: headlease.v1.Register.accepted:type_name -> headlease.v1.Ballot
-	3,  // 2: headlease.v1.Register.value:type_name -> headlease.v1.Value
-	6,  // 3: headlease.v1.PartitionSpec.shards:type_name -> headlease.v1.ShardRange
-	5,  // 4: headlease.v1.ClusterConfiguration.voters:type_name -> headlease.v1.Voter
-	7,  // 5: headlease.v1.ClusterConfiguration.partitions:type_name -> headlease.v1.PartitionSpec
-	5,  // 6: headlease.v1.ClusterConfiguration.previous_voters:type_name -> headlease.v1.Voter
-	9,  // 7: headlease.v1.ClusterConfiguration.exceptions:type_name -> headlease.v1.ShardException
-	10, // 8: headlease.v1.ConfigRegister.promised:type_name -> headlease.v1.ConfigBallot
-	10, // 9: headlease.v1.ConfigRegister.accepted:type_name -> headlease.v1.ConfigBallot
-	8,  // 10: headlease.v1.ConfigRegister.proposed:type_name -> headlease.v1.ClusterConfiguration
-	1,  // 11: headlease.v1.PeerReport.verdict:type_name -> headlease.v1.Verdict
-	12, // [12:12] is the sub-list for method output_type
-	12, // [12:12] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	3,  // 0: headlease.v1.Ballot.era:type_name -> headlease.v1.Era
+	3,  // 1: headlease.v1.Value.era:type_name -> headlease.v1.Era
+	2,  // 2: headlease.v1.Register.promised:type_name -> headlease.v1.Ballot
+	2,  // 3: headlease.v1.Register.accepted:type_name -> headlease.v1.Ballot
+	4,  // 4: headlease.v1.Register.value:type_name -> headlease.v1.Value
+	7,  // 5: headlease.v1.PartitionSpec.shards:type_name -> headlease.v1.ShardRange
+	6,  // 6: headlease.v1.ClusterConfiguration.voters:type_name -> headlease.v1.Voter
+	8,  // 7: headlease.v1.ClusterConfiguration.partitions:type_name -> headlease.v1.PartitionSpec
+	6,  // 8: headlease.v1.ClusterConfiguration.previous_voters:type_name -> headlease.v1.Voter
+	11, // 9: headlease.v1.ClusterConfiguration.exceptions:type_name -> headlease.v1.ShardException
+	3,  // 10: headlease.v1.ClusterConfiguration.era:type_name -> headlease.v1.Era
+	6,  // 11: headlease.v1.ClusterConfiguration.destroyed_voters:type_name -> headlease.v1.Voter
+	3,  // 12: headlease.v1.EraStop.era:type_name -> headlease.v1.Era
+	12, // 13: headlease.v1.ConfigRegister.promised:type_name -> headlease.v1.ConfigBallot
+	12, // 14: headlease.v1.ConfigRegister.accepted:type_name -> headlease.v1.ConfigBallot
+	9,  // 15: headlease.v1.ConfigRegister.proposed:type_name -> headlease.v1.ClusterConfiguration
+	1,  // 16: headlease.v1.PeerReport.verdict:type_name -> headlease.v1.Verdict
+	17, // [17:17] is the sub-list for method output_type
+	17, // [17:17] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_headlease_v1_types_proto_init() }
@@ -1151,7 +1316,7 @@ func file_headlease_v1_types_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_headlease_v1_types_proto_rawDesc), len(file_headlease_v1_types_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   12,
+			NumMessages:   14,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -105,7 +105,9 @@ type VoteHeader struct {
 	// The candidate's round number, echoed: an answer counts only for its round.
 	Round uint64 `protobuf:"varint,5,opt,name=round,proto3" json:"round,omitempty"`
 	// The last life that the candidate has seen of the voter asked; 0: none.
-	SeenLife      uint64 `protobuf:"fixed64,6,opt,name=seen_life,json=seenLife,proto3" json:"seen_life,omitempty"`
+	SeenLife uint64 `protobuf:"fixed64,6,opt,name=seen_life,json=seenLife,proto3" json:"seen_life,omitempty"`
+	// Of the configuration.
+	Era           *Era `protobuf:"bytes,7,opt,name=era,proto3" json:"era,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -180,6 +182,13 @@ func (x *VoteHeader) GetSeenLife() uint64 {
 		return x.SeenLife
 	}
 	return 0
+}
+
+func (x *VoteHeader) GetEra() *Era {
+	if x != nil {
+		return x.Era
+	}
+	return nil
 }
 
 // VoterState is on every vote answer. A region does not count a vote whose
@@ -873,8 +882,10 @@ type DescribeVoterResponse struct {
 	Version       string                 `protobuf:"bytes,6,opt,name=version,proto3" json:"version,omitempty"`
 	// What this voter has promised and accepted for the next configuration.
 	ConfigRegister *ConfigRegister `protobuf:"bytes,7,opt,name=config_register,json=configRegister,proto3" json:"config_register,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Set: it votes no more.
+	EraStop       *EraStop `protobuf:"bytes,8,opt,name=era_stop,json=eraStop,proto3" json:"era_stop,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DescribeVoterResponse) Reset() {
@@ -952,6 +963,13 @@ func (x *DescribeVoterResponse) GetVersion() string {
 func (x *DescribeVoterResponse) GetConfigRegister() *ConfigRegister {
 	if x != nil {
 		return x.ConfigRegister
+	}
+	return nil
+}
+
+func (x *DescribeVoterResponse) GetEraStop() *EraStop {
+	if x != nil {
+		return x.EraStop
 	}
 	return nil
 }
@@ -1066,7 +1084,7 @@ var File_headlease_v1_vote_proto protoreflect.FileDescriptor
 
 const file_headlease_v1_vote_proto_rawDesc = "" +
 	"\n" +
-	"\x17headlease/v1/vote.proto\x12\fheadlease.v1\x1a\x18headlease/v1/types.proto\"\xd8\x01\n" +
+	"\x17headlease/v1/vote.proto\x12\fheadlease.v1\x1a\x18headlease/v1/types.proto\"\xfd\x01\n" +
 	"\n" +
 	"VoteHeader\x12\x1d\n" +
 	"\n" +
@@ -1075,7 +1093,8 @@ const file_headlease_v1_vote_proto_rawDesc = "" +
 	"\tcandidate\x18\x03 \x01(\tR\tcandidate\x123\n" +
 	"\x15candidate_incarnation\x18\x04 \x01(\x06R\x14candidateIncarnation\x12\x14\n" +
 	"\x05round\x18\x05 \x01(\x04R\x05round\x12\x1b\n" +
-	"\tseen_life\x18\x06 \x01(\x06R\bseenLife\"\xbc\x01\n" +
+	"\tseen_life\x18\x06 \x01(\x06R\bseenLife\x12#\n" +
+	"\x03era\x18\a \x01(\v2\x11.headlease.v1.EraR\x03era\"\xbc\x01\n" +
 	"\n" +
 	"VoterState\x12)\n" +
 	"\x05voter\x18\x01 \x01(\v2\x13.headlease.v1.VoterR\x05voter\x12\x14\n" +
@@ -1124,7 +1143,7 @@ const file_headlease_v1_vote_proto_rawDesc = "" +
 	"\x0eRegisterStatus\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\tR\tpartition\x122\n" +
 	"\bregister\x18\x02 \x01(\v2\x16.headlease.v1.RegisterR\bregister\x12!\n" +
-	"\fremaining_ns\x18\x03 \x01(\x03R\vremainingNs\"\x98\x03\n" +
+	"\fremaining_ns\x18\x03 \x01(\x03R\vremainingNs\"\xca\x03\n" +
 	"\x15DescribeVoterResponse\x12.\n" +
 	"\x05state\x18\x01 \x01(\v2\x18.headlease.v1.VoterStateR\x05state\x12H\n" +
 	"\rconfiguration\x18\x02 \x01(\v2\".headlease.v1.ClusterConfigurationR\rconfiguration\x12:\n" +
@@ -1133,7 +1152,8 @@ const file_headlease_v1_vote_proto_rawDesc = "" +
 	"\vround_trips\x18\x05 \x03(\v2\x17.headlease.v1.RoundTripR\n" +
 	"roundTrips\x12\x18\n" +
 	"\aversion\x18\x06 \x01(\tR\aversion\x12E\n" +
-	"\x0fconfig_register\x18\a \x01(\v2\x1c.headlease.v1.ConfigRegisterR\x0econfigRegister\"\\\n" +
+	"\x0fconfig_register\x18\a \x01(\v2\x1c.headlease.v1.ConfigRegisterR\x0econfigRegister\x120\n" +
+	"\bera_stop\x18\b \x01(\v2\x15.headlease.v1.EraStopR\aeraStop\"\\\n" +
 	"\x10ConfigureRequest\x12H\n" +
 	"\rconfiguration\x18\x01 \x01(\v2\".headlease.v1.ClusterConfigurationR\rconfiguration\"r\n" +
 	"\x11ConfigureResponse\x12\x18\n" +
@@ -1187,57 +1207,61 @@ var file_headlease_v1_vote_proto_goTypes = []any{
 	(*DescribeVoterResponse)(nil), // 13: headlease.v1.DescribeVoterResponse
 	(*ConfigureRequest)(nil),      // 14: headlease.v1.ConfigureRequest
 	(*ConfigureResponse)(nil),     // 15: headlease.v1.ConfigureResponse
-	(*Voter)(nil),                 // 16: headlease.v1.Voter
-	(*Ballot)(nil),                // 17: headlease.v1.Ballot
-	(Verdict)(0),                  // 18: headlease.v1.Verdict
-	(*Register)(nil),              // 19: headlease.v1.Register
-	(*Value)(nil),                 // 20: headlease.v1.Value
-	(*ClusterConfiguration)(nil),  // 21: headlease.v1.ClusterConfiguration
-	(*PeerReport)(nil),            // 22: headlease.v1.PeerReport
-	(*RoundTrip)(nil),             // 23: headlease.v1.RoundTrip
-	(*ConfigRegister)(nil),        // 24: headlease.v1.ConfigRegister
+	(*Era)(nil),                   // 16: headlease.v1.Era
+	(*Voter)(nil),                 // 17: headlease.v1.Voter
+	(*Ballot)(nil),                // 18: headlease.v1.Ballot
+	(Verdict)(0),                  // 19: headlease.v1.Verdict
+	(*Register)(nil),              // 20: headlease.v1.Register
+	(*Value)(nil),                 // 21: headlease.v1.Value
+	(*ClusterConfiguration)(nil),  // 22: headlease.v1.ClusterConfiguration
+	(*PeerReport)(nil),            // 23: headlease.v1.PeerReport
+	(*RoundTrip)(nil),             // 24: headlease.v1.RoundTrip
+	(*ConfigRegister)(nil),        // 25: headlease.v1.ConfigRegister
+	(*EraStop)(nil),               // 26: headlease.v1.EraStop
 }
 var file_headlease_v1_vote_proto_depIdxs = []int32{
-	16, // 0: headlease.v1.VoterState.voter:type_name -> headlease.v1.Voter
-	1,  // 1: headlease.v1.PrepareRequest.header:type_name -> headlease.v1.VoteHeader
-	17, // 2: headlease.v1.PrepareRequest.ballot:type_name -> headlease.v1.Ballot
-	0,  // 3: headlease.v1.Refusal.rule:type_name -> headlease.v1.RefusalRule
-	18, // 4: headlease.v1.Refusal.verdict:type_name -> headlease.v1.Verdict
-	4,  // 5: headlease.v1.PrepareAnswer.refusal:type_name -> headlease.v1.Refusal
-	19, // 6: headlease.v1.PrepareAnswer.register:type_name -> headlease.v1.Register
-	18, // 7: headlease.v1.PrepareAnswer.verdict:type_name -> headlease.v1.Verdict
-	2,  // 8: headlease.v1.PrepareResponse.state:type_name -> headlease.v1.VoterState
-	5,  // 9: headlease.v1.PrepareResponse.answers:type_name -> headlease.v1.PrepareAnswer
-	17, // 10: headlease.v1.AcceptItem.ballot:type_name -> headlease.v1.Ballot
-	20, // 11: headlease.v1.AcceptItem.value:type_name -> headlease.v1.Value
-	1,  // 12: headlease.v1.AcceptRequest.header:type_name -> headlease.v1.VoteHeader
-	7,  // 13: headlease.v1.AcceptRequest.items:type_name -> headlease.v1.AcceptItem
-	4,  // 14: headlease.v1.AcceptAnswer.refusal:type_name -> headlease.v1.Refusal
-	19, // 15: headlease.v1.AcceptAnswer.register:type_name -> headlease.v1.Register
-	2,  // 16: headlease.v1.AcceptResponse.state:type_name -> headlease.v1.VoterState
-	9,  // 17: headlease.v1.AcceptResponse.answers:type_name -> headlease.v1.AcceptAnswer
-	19, // 18: headlease.v1.RegisterStatus.register:type_name -> headlease.v1.Register
-	2,  // 19: headlease.v1.DescribeVoterResponse.state:type_name -> headlease.v1.VoterState
-	21, // 20: headlease.v1.DescribeVoterResponse.configuration:type_name -> headlease.v1.ClusterConfiguration
-	12, // 21: headlease.v1.DescribeVoterResponse.registers:type_name -> headlease.v1.RegisterStatus
-	22, // 22: headlease.v1.DescribeVoterResponse.peers:type_name -> headlease.v1.PeerReport
-	23, // 23: headlease.v1.DescribeVoterResponse.round_trips:type_name -> headlease.v1.RoundTrip
-	24, // 24: headlease.v1.DescribeVoterResponse.config_register:type_name -> headlease.v1.ConfigRegister
-	21, // 25: headlease.v1.ConfigureRequest.configuration:type_name -> headlease.v1.ClusterConfiguration
-	16, // 26: headlease.v1.ConfigureResponse.voter:type_name -> headlease.v1.Voter
-	3,  // 27: headlease.v1.VoteService.Prepare:input_type -> headlease.v1.PrepareRequest
-	8,  // 28: headlease.v1.VoteService.Accept:input_type -> headlease.v1.AcceptRequest
-	11, // 29: headlease.v1.VoteService.DescribeVoter:input_type -> headlease.v1.DescribeVoterRequest
-	14, // 30: headlease.v1.VoteService.Configure:input_type -> headlease.v1.ConfigureRequest
-	6,  // 31: headlease.v1.VoteService.Prepare:output_type -> headlease.v1.PrepareResponse
-	10, // 32: headlease.v1.VoteService.Accept:output_type -> headlease.v1.AcceptResponse
-	13, // 33: headlease.v1.VoteService.DescribeVoter:output_type -> headlease.v1.DescribeVoterResponse
-	15, // 34: headlease.v1.VoteService.Configure:output_type -> headlease.v1.ConfigureResponse
-	31, // [31:35] is the sub-list for method output_type
-	27, // [27:31] is the sub-list for method input_type
-	27, // [27:27] is the sub-list for extension type_name
-	27, // [27:27] is the sub-list for extension extendee
-	0,  // [0:27] is the sub-list for field type_name
+	16, // 0: headlease.v1.VoteHeader.era:type_name -> headlease.v1.Era
+	17, // 1: headlease.v1.VoterState.voter:type_name -> headlease.v1.Voter
+	1,  // 2: headlease.v1.PrepareRequest.header:type_name -> headlease.v1.VoteHeader
+	18, // 3: headlease.v1.PrepareRequest.ballot:type_name -> headlease.v1.Ballot
+	0,  // 4: headlease.v1.Refusal.rule:type_name -> headlease.v1.RefusalRule
+	19, // 5: headlease.v1.Refusal.verdict:type_name -> headlease.v1.Verdict
+	4,  // 6: headlease.v1.PrepareAnswer.refusal:type_name -> headlease.v1.Refusal
+	20, // 7: headlease.v1.PrepareAnswer.register:type_name -> headlease.v1.Register
+	19, // 8: headlease.v1.PrepareAnswer.verdict:type_name -> headlease.v1.Verdict
+	2,  // 9: headlease.v1.PrepareResponse.state:type_name -> headlease.v1.VoterState
+	5,  // 10: headlease.v1.PrepareResponse.answers:type_name -> headlease.v1.PrepareAnswer
+	18, // 11: headlease.v1.AcceptItem.ballot:type_name -> headlease.v1.Ballot
+	21, // 12: headlease.v1.AcceptItem.value:type_name -> headlease.v1.Value
+	1,  // 13: headlease.v1.AcceptRequest.header:type_name -> headlease.v1.VoteHeader
+	7,  // 14: headlease.v1.AcceptRequest.items:type_name -> headlease.v1.AcceptItem
+	4,  // 15: headlease.v1.AcceptAnswer.refusal:type_name -> headlease.v1.Refusal
+	20, // 16: headlease.v1.AcceptAnswer.register:type_name -> headlease.v1.Register
+	2,  // 17: headlease.v1.AcceptResponse.state:type_name -> headlease.v1.VoterState
+	9,  // 18: headlease.v1.AcceptResponse.answers:type_name -> headlease.v1.AcceptAnswer
+	20, // 19: headlease.v1.RegisterStatus.register:type_name -> headlease.v1.Register
+	2,  // 20: headlease.v1.DescribeVoterResponse.state:type_name -> headlease.v1.VoterState
+	22, // 21: headlease.v1.DescribeVoterResponse.configuration:type_name -> headlease.v1.ClusterConfiguration
+	12, // 22: headlease.v1.DescribeVoterResponse.registers:type_name -> headlease.v1.RegisterStatus
+	23, // 23: headlease.v1.DescribeVoterResponse.peers:type_name -> headlease.v1.PeerReport
+	24, // 24: headlease.v1.DescribeVoterResponse.round_trips:type_name -> headlease.v1.RoundTrip
+	25, // 25: headlease.v1.DescribeVoterResponse.config_register:type_name -> headlease.v1.ConfigRegister
+	26, // 26: headlease.v1.DescribeVoterResponse.era_stop:type_name -> headlease.v1.EraStop
+	22, // 27: headlease.v1.ConfigureRequest.configuration:type_name -> headlease.v1.ClusterConfiguration
+	17, // 28: headlease.v1.ConfigureResponse.voter:type_name -> headlease.v1.Voter
+	3,  // 29: headlease.v1.VoteService.Prepare:input_type -> headlease.v1.PrepareRequest
+	8,  // 30: headlease.v1.VoteService.Accept:input_type -> headlease.v1.AcceptRequest
+	11, // 31: headlease.v1.VoteService.DescribeVoter:input_type -> headlease.v1.DescribeVoterRequest
+	14, // 32: headlease.v1.VoteService.Configure:input_type -> headlease.v1.ConfigureRequest
+	6,  // 33: headlease.v1.VoteService.Prepare:output_type -> headlease.v1.PrepareResponse
+	10, // 34: headlease.v1.VoteService.Accept:output_type -> headlease.v1.AcceptResponse
+	13, // 35: headlease.v1.VoteService.DescribeVoter:output_type -> headlease.v1.DescribeVoterResponse
+	15, // 36: headlease.v1.VoteService.Configure:output_type -> headlease.v1.ConfigureResponse
+	33, // [33:37] is the sub-list for method output_type
+	29, // [29:33] is the sub-list for method input_type
+	29, // [29:29] is the sub-list for extension type_name
+	29, // [29:29] is the sub-list for extension extendee
+	0,  // [0:29] is the sub-list for field type_name
 }
 
 func init() { file_headlease_v1_vote_proto_init() }
