@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/headlease/headlease/fence"
 	"github.com/headlease/headlease/global/register"
@@ -63,7 +64,7 @@ func (l *Leader) explain(i int, now instant.Instant) string {
 	add := func(format string, a ...any) { say = append(say, fmt.Sprintf(format, a...)) }
 	switch {
 	case p.held != 0 && p.heldUntil > now:
-		add("holding epoch %d for %v more", p.held, p.heldUntil.Sub(now))
+		add("holding epoch %d for %v more", p.held, p.heldUntil.Sub(now).Round(time.Millisecond))
 	case p.own.Live != 0:
 		add("lapsed: epoch %d is kept, nothing is granted", p.own.Live)
 	}
@@ -105,7 +106,7 @@ func (l *Leader) explain(i int, now instant.Instant) string {
 		}
 	}
 	if p.failedAt != 0 && (p.held == 0 || p.heldUntil <= now) {
-		add("the last attempt, %v ago, failed%s", now.Sub(p.failedAt), l.explainTally(&p.failed, p.failedAt))
+		add("the last attempt, %v ago, failed%s", now.Sub(p.failedAt).Round(time.Millisecond), l.explainTally(&p.failed, p.failedAt))
 		if silent := l.q.all &^ p.failed.answered(); silent != 0 {
 			add("not heard by then: %s", l.names(silent))
 		}
@@ -120,7 +121,7 @@ func (l *Leader) explain(i int, now instant.Instant) string {
 	case l.cfg.prefers(i) < 0 && p.own.Live == 0:
 		add("not in the preference list")
 	case at != never && at > now:
-		add("asking in %v (place %d)", at.Sub(now), l.rank(i))
+		add("asking in %v (place %d)", at.Sub(now).Round(time.Millisecond), l.rank(i))
 	}
 	return strings.Join(say, "; ")
 }
@@ -136,7 +137,7 @@ func (l *Leader) explainTally(t *tally, now instant.Instant) string {
 		}
 		fmt.Fprintf(&b, ", %s: %v", l.cfg.Voters[i].ID, a.rule)
 		if a.rule == register.RuleV2Running {
-			fmt.Fprintf(&b, " for %v", max(0, a.over.Sub(now)))
+			fmt.Fprintf(&b, " for %v", max(0, a.over.Sub(now)).Round(time.Millisecond))
 		}
 	}
 	return b.String()
