@@ -115,8 +115,8 @@ func (p *player) measure(f *check.Fault, s plan.Step, w world, links []link, las
 	switch {
 	case s.Do == plan.Delay:
 		p.measureDelay(f, s, w, links, heartbeats, votes)
-	case s.Do == plan.Loss && votes:
-		p.measureLoss(f, w, links)
+	case s.Do == plan.Loss && heartbeats:
+		p.measureLoss(f, s, links)
 	case s.Do != plan.Delay && s.Do != plan.Loss && heartbeats:
 		silent, any := p.silent(links, f.From, f.Until.Add(sampleEvery))
 		if !any {
@@ -162,32 +162,33 @@ func (p *player) measureDelay(f *check.Fault, s plan.Step, w world, links []link
 	}
 }
 
-// lostWrite is less than the first retransmission of a lost write takes (200 ms).
-const lostWrite = 150 * time.Millisecond
+// heartbeatEvery is the pause between two heartbeats of a region.
+const heartbeatEvery = 250 * time.Millisecond
 
-// measureLoss looks for retransmissions in the round trips that owners measure.
-func (p *player) measureLoss(f *check.Fault, w world, links []link) {
-	measured := false
+// missedOne is longer than a receiver waits between two heartbeats of 250 ms, and
+// less than it does when one is lost.
+const missedOne = 400 * time.Millisecond
+
+// measureLoss looks for heartbeats that receivers missed.
+func (p *player) measureLoss(f *check.Fault, s plan.Step, links []link) {
+	missed, of := 0, 0
+	var worst time.Duration
 	for _, l := range links {
-		for _, ends := range []link{l, {l.to, l.from}} {
-			if !ends.from.owns(w) {
-				continue // only who renews measures
-			}
-			var names []string
-			for _, q := range w.at(ends.to) {
-				names = append(names, q.Name)
-			}
-			got, quiet := p.rig.watch.rtt(ends.from.name, names, f.Full, f.Until), p.rig.watch.quietRTT(ends.from.name, names)
-			measured = measured || got > 0
-			if quiet > 0 && got >= quiet+lostWrite {
-				f.Effect = fmt.Sprintf("%s measured round trips up to %d ms to %s, where %d ms is the shortest",
-					ends.from.name, got.Milliseconds(), ends.to.name, quiet.Milliseconds())
-				return
-			}
+		if !l.from.region || p.isDown(l.to.name) {
+			continue // only regions send heartbeats
+		}
+		of++
+		silent := p.rig.watch.silence(l.to.name, l.from.name, f.Full, f.Until)
+		if worst = max(worst, silent); silent > missedOne {
+			missed++
 		}
 	}
-	if measured && f.Until.Sub(f.From) > faultSlack {
-		f.NoEffect = "no round trip was longer by a retransmission"
+	if of == 0 {
+		return
+	}
+	f.Effect = fmt.Sprintf("%d of %d receivers missed heartbeats, for up to %d ms", missed, of, worst.Milliseconds())
+	if lost := s.Share * float64(f.Until.Sub(f.Full)/heartbeatEvery); missed < of/2 && lost > 5 {
+		f.NoEffect = f.Effect
 	}
 }
 

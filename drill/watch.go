@@ -231,19 +231,6 @@ func (w *watch) rtt(region string, to []string, from, until instant.Instant) (lo
 	return longest
 }
 
-// quietRTT is the shortest round trip that a region has measured to a process;
-// 0: none.
-func (w *watch) quietRTT(region string, to []string) (shortest time.Duration) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for _, r := range w.rtts {
-		if r.from == region && slices.Contains(to, r.to) && (shortest == 0 || r.rtt < shortest) {
-			shortest = r.rtt
-		}
-	}
-	return shortest
-}
-
 // beganAnew reports whether a region's leader gave up what it held, or another
 // one led, between the last answer before a span and one within it.
 func (w *watch) beganAnew(region string, from, until instant.Instant) bool {
