@@ -113,6 +113,10 @@ func TestLinksOfAStep(t *testing.T) {
 		"two isolated witnesses see each other": {
 			plan.Step{Do: plan.Isolate, Target: target(t, "2 witnesses")}, 16, nil, []link{{site{"w3", false}, w1}, {w1, site{"w3", false}}},
 		},
+		"within a region": {
+			plan.Step{Do: plan.OneWay, From: target(t, "leader of owner of p"), To: target(t, "followers of owner of p")}, 2,
+			[]link{{site{"us-2", false}, site{"us-1", false}}}, []link{{site{"us-1", false}, site{"us-2", false}}},
+		},
 		"everywhere": {plan.Step{Do: plan.Delay, From: target(t, "all sites"), To: target(t, "all sites"), Both: true}, 30, []link{{us, eu}, {eu, us}, {w1, us}}, nil},
 	} {
 		got, err := w.links(c.step)
@@ -203,7 +207,7 @@ func TestShippedScenariosFitTheirCluster(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = three().check(s)
-	for _, want := range []string{"step 1 (kill region mars, line 3): region mars: the cluster has [eu us ap]", "step 2 (isolate server eu-1 for 1s, line 3): server eu-1: links are between sites"} {
+	for _, want := range []string{"step 1 (kill region mars, line 3): region mars: the cluster has [eu us ap]", "step 2 (isolate server eu-1 for 1s, line 3): server eu-1: a server shares its region's links"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("no %q in %v", want, err)
 		}

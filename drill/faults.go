@@ -22,7 +22,7 @@ func (w world) links(s plan.Step) ([]link, error) {
 	var from, to []site
 	var err error
 	if s.Do == plan.Isolate {
-		if from, err = w.sites(s.Target); err == nil {
+		if from, err = w.isolated(s.Target); err == nil {
 			to, err = w.sites(plan.Target{Who: plan.AllSites})
 		}
 	} else if from, err = w.sites(s.From); err == nil {

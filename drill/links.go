@@ -56,8 +56,11 @@ func (p *player) putLinks(ctx context.Context, id string, w world, s plan.Step, 
 func filterable(s plan.Scenario) error {
 	for i, st := range s.Steps {
 		whole := slices.Contains([]plan.Kind{plan.Cut, plan.OneWay, plan.Isolate, plan.Flap}, st.Do)
+		for _, end := range []plan.Target{st.Target, st.From, st.To} {
+			whole = whole && !slices.Contains([]plan.Who{plan.TheServer, plan.TheLeader, plan.TheFollowers, plan.AFollower}, end.Who)
+		}
 		if st.Links() && (!whole || len(st.Planes) > 0) {
-			return fmt.Errorf("step %d (%s, line %d): packet filters cut whole cables: cut, one-way, isolate and flap, of all planes; "+
+			return fmt.Errorf("step %d (%s, line %d): packet filters cut whole cables: cut, one-way, isolate and flap, of all planes and between sites; "+
 				"run it without --netns", i+1, st.Title(), st.Line)
 		}
 	}

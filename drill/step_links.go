@@ -112,7 +112,12 @@ func (p *player) silent(links []link, from, until instant.Instant) (least time.D
 func (p *player) measure(f *check.Fault, s plan.Step, w world, links []link, lasts time.Duration) {
 	heartbeats := len(s.Planes) == 0 || slices.Contains(s.Planes, "gossip")
 	votes := len(s.Planes) == 0 || slices.Contains(s.Planes, "votes")
+	region := w.within(links)
 	switch {
+	case region != "" && s.Do != plan.Delay && s.Do != plan.Loss:
+		if p.rig.watch.beganAnew(region, f.From, f.Until.Add(sampleEvery)) {
+			f.Effect = region + " elected another leader"
+		}
 	case s.Do == plan.Delay:
 		p.measureDelay(f, s, w, links, heartbeats, votes)
 	case s.Do == plan.Loss && heartbeats:
@@ -160,6 +165,21 @@ func (p *player) measureDelay(f *check.Fault, s plan.Step, w world, links []link
 	if f.Effect == "" && (votes || heartbeats) && s.Add >= faultSlack/2 {
 		f.NoEffect = "no round trip and no heartbeat was late by as much"
 	}
+}
+
+// within is the region whose servers all the links are between; empty: they are
+// between sites.
+func (w world) within(links []link) (region string) {
+	for _, l := range links {
+		for _, end := range []site{l.from, l.to} {
+			q, ok := w.file.Process(end.name)
+			if end.region || !ok || q.Region == "" || region != "" && region != q.Region {
+				return ""
+			}
+			region = q.Region
+		}
+	}
+	return region
 }
 
 // heartbeatEvery is the pause between two heartbeats of a region.

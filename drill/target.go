@@ -9,7 +9,8 @@ import (
 	"github.com/headlease/headlease/internal/clusterfile"
 )
 
-// site is a place with links to others: a region, or a witness.
+// site is a place with links to others: a region, or a witness; or one server
+// of a region, with links to the others.
 type site struct {
 	name   string
 	region bool
@@ -177,8 +178,25 @@ func (w world) sites(t plan.Target) ([]site, error) {
 		return regions, nil
 	case plan.AllSites:
 		return append(regions, witnesses...), nil
+	case plan.TheServer, plan.TheLeader, plan.TheFollowers, plan.AFollower:
+		servers, err := w.processes(t)
+		var out []site
+		for _, p := range servers {
+			out = append(out, site{p.Name, false})
+		}
+		return out, err
 	default:
 		return nil, fmt.Errorf("%v: links are between sites; name a region or a witness", t)
+	}
+}
+
+// isolated are the sites that a step cuts from all others.
+func (w world) isolated(t plan.Target) ([]site, error) {
+	switch t.Who {
+	case plan.TheServer, plan.TheLeader, plan.TheFollowers, plan.AFollower:
+		return nil, fmt.Errorf("%v: a server shares its region's links to others; cut it from the region's other servers", t)
+	default:
+		return w.sites(t)
 	}
 }
 
@@ -216,7 +234,7 @@ func (w world) check(s plan.Scenario) error {
 			tell(i, err)
 		}
 		if st.Do == plan.Isolate {
-			_, err := w.sites(st.Target)
+			_, err := w.isolated(st.Target)
 			tell(i, err)
 		}
 		if !st.Partition.IsZero() {

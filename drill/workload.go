@@ -184,7 +184,7 @@ func (l *workload) start() error {
 		}
 		l.work.Go(func() { w.run(ctx) })
 	}
-	return nil
+	return l.startReaders(ctx)
 }
 
 // stop ends the workers in order: they release what they hold.

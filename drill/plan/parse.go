@@ -292,6 +292,7 @@ func (r *reader) scenario(n *yaml.Node) Scenario {
 				"locks":    whole(r, &s.Workload.Locks, 1, maxLocks),
 				"waiters":  whole(r, &s.Workload.Waiters, 0, maxWaiters),
 				"writes":   parsed(r, &s.Workload.Writes, rate),
+				"reads":    parsed(r, &s.Workload.Reads, rate),
 				"hold":     length(r, &s.Workload.Hold, 0, time.Hour),
 				"ttl":      length(r, &s.Workload.TTL, 500*time.Millisecond, 10*time.Minute),
 			})

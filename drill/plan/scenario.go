@@ -67,6 +67,8 @@ type Workload struct {
 	Locks, Waiters int
 	// Writes per second under each held lock, fenced.
 	Writes float64
+	// Reads per second at each region server, of who holds the locks; 0: none.
+	Reads float64
 	// Hold is how long a lease is held before it is released; 0: as long as it
 	// lasts.
 	Hold time.Duration
