@@ -73,14 +73,15 @@ func twoHolders(t *testing.T, s Store, key string, seed uint64) error {
 			} else {
 				err = s.Abandon(ctx, key, attempts[h])
 			}
-			if attempts[h] != m.attempt { // overtaken
-				if !errors.Is(err, ErrOvertaken) {
-					return fmt.Errorf("%s ends %s, overtaken by %q: %w", what, attempts[h], m.attempt, err)
-				}
-			} else if err != nil {
+			switch overtaken := attempts[h] != m.attempt; {
+			case overtaken && !errors.Is(err, ErrOvertaken):
+				return fmt.Errorf("%s ends %s, overtaken by %q: %w", what, attempts[h], m.attempt, err)
+			case !overtaken && err != nil:
 				return fmt.Errorf("%s ends its attempt: %w", what, err)
-			} else if m = (modelKey{}); finishes {
+			case !overtaken && finishes:
 				m = modelKey{done: true, result: result}
+			case !overtaken:
+				m = modelKey{}
 			}
 			attempts[h] = ""
 		}
