@@ -41,7 +41,8 @@ type Server struct {
 	API string
 }
 
-// Links makes the connections; package internal/link's do.
+// Links makes the connections, under the client's certificate. Package connect
+// makes them from a cluster's files.
 type Links interface {
 	DialGRPC(plane link.Plane, peer link.Peer, extra ...grpc.DialOption) (*grpc.ClientConn, error)
 }
@@ -63,6 +64,9 @@ type Config struct {
 	// Clock defaults to the machine's lease clock.
 	Clock  clock.Clock
 	Logger *slog.Logger
+	// Ended, if set, is called when Close or Leave has ended everything else: what
+	// the client had for itself alone is closed there. Its error is joined to theirs.
+	Ended func() error
 }
 
 func (c Config) withDefaults() (Config, error) {
@@ -144,6 +148,9 @@ func New(cfg Config) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("client: %w", err)
 	}
+	if cfg.Ended != nil {
+		cfg.Ended = sync.OnceValue(cfg.Ended)
+	}
 	ctx, stop := context.WithCancelCause(context.Background())
 	c := &Client{
 		cfg: cfg, ctx: ctx, stop: stop, regions: map[string]*region{},
@@ -212,6 +219,9 @@ func (c *Client) end(how func(*Session) error) error {
 	errs := []error{err}
 	for _, r := range c.regions {
 		errs = append(errs, r.conns.close())
+	}
+	if c.cfg.Ended != nil {
+		errs = append(errs, c.cfg.Ended())
 	}
 	return errors.Join(errs...)
 }

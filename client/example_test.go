@@ -10,11 +10,24 @@ import (
 	"time"
 
 	"github.com/headlease/headlease/client"
+	"github.com/headlease/headlease/client/connect"
 	"github.com/headlease/headlease/fence"
 )
 
 // The functions below are the examples of docs/client.md. They run against a
 // region in memory.
+
+func exampleConnect(ctx context.Context, work func(context.Context, *client.Client) error) (err error) {
+	c, err := connect.Open(connect.Options{
+		File: "/etc/headlease/cluster.yaml", Certs: "/etc/headlease/certs", Name: "worker",
+		Client: client.Config{Home: "eu-frankfurt"}, // the region that is asked first
+	})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, c.Close(context.WithoutCancel(ctx))) }()
+	return work(ctx, c)
+}
 
 func exampleLock(ctx context.Context, c *client.Client, report func(context.Context, fence.Token) error) error {
 	lease, err := c.Acquire(ctx, "lock/nightly-report", client.WaitAtMost(30*time.Second))
@@ -162,6 +175,14 @@ func TestTheExamplesRun(t *testing.T) {
 			t.Errorf("sessions: %v", err)
 		}
 	})
+}
+
+// Without the files that it names, the first example says how to make them.
+func TestTheExampleOfConnecting(t *testing.T) {
+	err := exampleConnect(t.Context(), func(context.Context, *client.Client) error { return errors.New("it connected") })
+	if err == nil || !strings.Contains(err.Error(), "/etc/headlease/cluster.yaml") {
+		t.Error(err)
+	}
 }
 
 // Each Go block of the page is in this file, so it compiles and runs.

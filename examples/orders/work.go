@@ -12,14 +12,11 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/headlease/headlease/client"
+	"github.com/headlease/headlease/client/connect"
 	"github.com/headlease/headlease/client/group"
 	"github.com/headlease/headlease/fence"
 	"github.com/headlease/headlease/fence/redisguard"
-	"github.com/headlease/headlease/internal/clusterclient"
-	"github.com/headlease/headlease/internal/clusterfile/load"
 	"github.com/headlease/headlease/internal/devcluster"
-	"github.com/headlease/headlease/internal/link"
-	"github.com/headlease/headlease/internal/pki"
 	"github.com/headlease/headlease/worker"
 	"github.com/headlease/headlease/worker/redisstream"
 )
@@ -94,25 +91,13 @@ func (o *orders) handle(ctx context.Context, b *worker.Batch) error {
 // work is one worker until ctx ends.
 func work(ctx context.Context, s stage, name string) (err error) {
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil)).With("worker", name)
-	file, _, err := load.File(s.ClusterFile)
+	c, err := connect.Open(connect.Options{
+		File: s.ClusterFile, Certs: s.Certs, Name: devcluster.DefaultClient, Client: client.Config{TTL: s.TTL, Logger: log},
+	})
 	if err != nil {
 		return err
 	}
-	id := pki.Identity{Cluster: file.Cluster, Role: pki.RoleClient, Name: devcluster.DefaultClient}
-	credentials, err := pki.Load(pki.LoadConfig{Dir: s.Certs, Want: id})
-	if err != nil {
-		return err
-	}
-	links, err := link.New(link.Config{Identity: id, Credentials: credentials, Logger: log})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, links.Close()) }()
-	defer func() { log.Info("all connections are to be closed") }()
-	c, err := client.New(client.Config{Cluster: file.Cluster, Regions: clusterclient.Regions(file), Links: links, TTL: s.TTL, Logger: log})
-	if err != nil {
-		return err
-	}
+	defer func() { log.Info("all connections are closed") }()
 	defer func() {
 		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 		defer cancel()

@@ -22,14 +22,11 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/headlease/headlease/client"
+	"github.com/headlease/headlease/client/connect"
 	"github.com/headlease/headlease/client/group"
 	"github.com/headlease/headlease/fence/redisguard"
-	"github.com/headlease/headlease/internal/clusterclient"
-	fileload "github.com/headlease/headlease/internal/clusterfile/load"
 	"github.com/headlease/headlease/internal/devcluster"
-	"github.com/headlease/headlease/internal/link"
 	"github.com/headlease/headlease/internal/pause"
-	"github.com/headlease/headlease/internal/pki"
 	"github.com/headlease/headlease/internal/redisserver"
 	"github.com/headlease/headlease/shard"
 	"github.com/headlease/headlease/worker"
@@ -67,20 +64,10 @@ func pinWorker(raw string) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
-	file, _, err := fileload.File(filepath.Join(s.Dir, "cluster.yaml"))
-	if err != nil {
-		return err
-	}
-	id := pki.Identity{Cluster: file.Cluster, Role: pki.RoleClient, Name: devcluster.DefaultClient}
-	creds, err := pki.Load(pki.LoadConfig{Dir: filepath.Join(s.Dir, "certs"), Want: id})
-	if err != nil {
-		return err
-	}
-	links, err := link.New(link.Config{Identity: id, Credentials: creds, Logger: log})
-	if err != nil {
-		return err
-	}
-	c, err := client.New(client.Config{Cluster: file.Cluster, Regions: clusterclient.Regions(file), Links: links, TTL: pinTTL, Logger: log})
+	c, err := connect.Open(connect.Options{
+		File: filepath.Join(s.Dir, "cluster.yaml"), Certs: filepath.Join(s.Dir, "certs"), Name: devcluster.DefaultClient,
+		Client: client.Config{TTL: pinTTL, Logger: log},
+	})
 	if err != nil {
 		return err
 	}
