@@ -154,7 +154,10 @@ func (w *watch) take(region string, asked, answered instant.Instant, st *pb.Stat
 		w.heard[region] = append(w.heard[region], answered)
 		a := check.Answer{Region: region, Asked: asked, Answered: answered, Term: st.GetTerm(), Restarts: st.GetCampaignRestarts()}
 		for _, p := range st.GetPartitions() {
-			a.Says = append(a.Says, check.Said{Partition: p.GetName(), Epoch: uint64(p.GetEpoch()), Left: time.Duration(p.GetHeldNs())})
+			a.Says = append(a.Says, check.Said{
+				Partition: p.GetName(), Epoch: uint64(p.GetEpoch()), Left: time.Duration(p.GetHeldNs()),
+				Released: p.GetTransfer().GetStage() == pb.TransferStage_TRANSFER_STAGE_RELEASING || p.GetRegister().GetValue().GetOwner() == "",
+			})
 			w.trace(region, p)
 		}
 		if w.full = len(w.answers) > maxKept; !w.full {

@@ -28,8 +28,8 @@ func quiet() *Record {
 		{Kind: Acquired, Sent: at(500), At: at(520), Token: token(1, 1), Until: at(1800), Region: "eu"},
 	}}
 	for t := int64(0); t <= 11000; t += 100 {
-		r.Answers = append(r.Answers, Answer{Region: "eu", Asked: at(t), Answered: at(t + 5), Says: []Said{{"p", 1, 1900 * time.Millisecond}}})
-		r.Answers = append(r.Answers, Answer{Region: "us", Asked: at(t), Answered: at(t + 5), Says: []Said{{"p", 0, 0}}})
+		r.Answers = append(r.Answers, Answer{Region: "eu", Asked: at(t), Answered: at(t + 5), Says: []Said{{Partition: "p", Epoch: 1, Left: 1900 * time.Millisecond}}})
+		r.Answers = append(r.Answers, Answer{Region: "us", Asked: at(t), Answered: at(t + 5), Says: []Said{{Partition: "p", Epoch: 0, Left: 0}}})
 		eu.Heard, us.Heard = append(eu.Heard, at(t)), append(us.Heard, at(t))
 		if t > 600 {
 			w.Events = append(w.Events, Event{Kind: Wrote, Sent: at(t), At: at(t + 10), Token: token(1, 1), Until: at(t + 1000)})
@@ -79,10 +79,10 @@ func TestOneViolationIsEnoughToFail(t *testing.T) {
 		change func(r *Record)
 	}{
 		"I1 two owners": {"I1: p: eu (epoch 1) and us (epoch 2) both hold it", func(r *Record) {
-			r.Answers = append(r.Answers, Answer{Region: "us", Asked: at(5000), Answered: at(5005), Says: []Said{{"p", 2, time.Second}}})
+			r.Answers = append(r.Answers, Answer{Region: "us", Asked: at(5000), Answered: at(5005), Says: []Said{{Partition: "p", Epoch: 2, Left: time.Second}}})
 		}},
 		"I2 an epoch used twice": {"I2: p: us holds it with epoch 1", func(r *Record) {
-			r.Answers = append(r.Answers, Answer{Region: "us", Asked: at(13500), Answered: at(13505), Says: []Said{{"p", 1, time.Second}}})
+			r.Answers = append(r.Answers, Answer{Region: "us", Asked: at(13500), Answered: at(13505), Says: []Said{{Partition: "p", Epoch: 1, Left: time.Second}}})
 		}},
 		"I3 a belief beyond the head lease": {"I3: w believes", func(r *Record) {
 			for i := range r.Answers {
@@ -121,10 +121,10 @@ func TestOneViolationIsEnoughToFail(t *testing.T) {
 func TestBrokenExpectations(t *testing.T) {
 	for text, change := range map[string]func(r *Record){
 		"no promotion": func(r *Record) {
-			r.Answers = append(r.Answers, Answer{Region: "us", Asked: at(13500), Answered: at(13505), Says: []Said{{"p", 2, time.Second}}})
+			r.Answers = append(r.Answers, Answer{Region: "us", Asked: at(13500), Answered: at(13505), Says: []Said{{Partition: "p", Epoch: 2, Left: time.Second}}})
 		},
 		"no lapse": func(r *Record) {
-			r.Answers = append(r.Answers, Answer{Region: "eu", Asked: at(12950), Answered: at(12999), Says: []Said{{"p", 1, 0}}})
+			r.Answers = append(r.Answers, Answer{Region: "eu", Asked: at(12950), Answered: at(12999), Says: []Said{{Partition: "p", Epoch: 1, Left: 0}}})
 		},
 		"no lease lost":    func(r *Record) { r.Actors[0].Events[50].Kind = Lost },
 		"no write refused": func(r *Record) { r.Actors[0].Events[50].Kind = Refused },
@@ -163,7 +163,7 @@ func TestPromotedIsCountedFromTheFault(t *testing.T) {
 	r := quiet()
 	r.Answers = slices.DeleteFunc(r.Answers, func(a Answer) bool { return a.Region == "eu" && a.Asked > at(2000) })
 	for ms := int64(5300); ms < 11000; ms += 100 {
-		r.Answers = append(r.Answers, Answer{Region: "us", Asked: at(ms), Answered: at(ms + 5), Says: []Said{{"p", 2, time.Second}}})
+		r.Answers = append(r.Answers, Answer{Region: "us", Asked: at(ms), Answered: at(ms + 5), Says: []Said{{Partition: "p", Epoch: 2, Left: time.Second}}})
 	}
 	// D + 4 RTT + 1 s = 3.4 s, and 3.305 s were taken.
 	v := Check(r, expect(t, "promoted within D + 4RTT + 1s", "promoted within D + 4RTT + 900ms"))

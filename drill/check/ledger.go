@@ -17,12 +17,7 @@ type Claim struct {
 	Of, By      string
 	Number      uint64
 	From, Until instant.Instant
-	word        word
 }
-
-// word tells one region's leader, since it last began anew, from others: what it
-// says of itself is not said of them.
-type word struct{ term, restarts uint64 }
 
 // Lapse is an owner's word that it holds its partition no more.
 type Lapse struct {
@@ -56,8 +51,7 @@ func (l *Ledger) Observe(a Answer) {
 	}
 	for _, h := range a.Says {
 		last, known := l.Owners[h.Partition]
-		said := word{a.Term, a.Restarts}
-		if h.Left <= 0 && known && a.Term != 0 && last.By == a.Region && last.word == said && a.Answered < l.until[h.Partition] {
+		if h.Left <= 0 && h.Released && known && last.By == a.Region && a.Answered < l.until[h.Partition] {
 			l.giveUp(last, a.Answered)
 			continue
 		}
@@ -71,8 +65,8 @@ func (l *Ledger) Observe(a Answer) {
 			}
 			continue
 		}
-		c := Claim{Of: h.Partition, By: a.Region, Number: h.Epoch, From: a.Answered, Until: a.Asked.Add(h.Left), word: said}
-		if g, ok := l.gaveUp[h.Partition]; ok && g.By == c.By && g.word == said && a.Asked < g.Until {
+		c := Claim{Of: h.Partition, By: a.Region, Number: h.Epoch, From: a.Answered, Until: a.Asked.Add(h.Left)}
+		if g, ok := l.gaveUp[h.Partition]; ok && g.By == c.By && g.Number == c.Number && a.Asked < g.Until {
 			continue // said before it gave up, and heard after
 		}
 		l.Claims = append(l.Claims, c)
@@ -85,13 +79,14 @@ func (l *Ledger) Observe(a Answer) {
 	}
 }
 
-// giveUp: the very leader that held a partition says that it does not, before
-// its time, as at a planned transfer. For certain it held it when it was last
-// asked and said that it does.
+// giveUp: an owner says before its time that it has released a partition, as at a
+// planned transfer. For certain it held it when it was last asked and said that
+// it does. That an owner says 0 is not enough: a leader that began anew holds
+// nothing either, and what it had sent before stays good.
 func (l *Ledger) giveUp(last Claim, at instant.Instant) {
 	held := l.asked[last.Of]
 	for i := range l.Claims {
-		if c := &l.Claims[i]; c.Of == last.Of && c.By == last.By && c.word == last.word {
+		if c := &l.Claims[i]; c.Of == last.Of && c.By == last.By && c.Number == last.Number {
 			c.Until = min(c.Until, held)
 		}
 	}

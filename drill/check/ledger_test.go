@@ -62,34 +62,36 @@ func TestJudgeClaims(t *testing.T) {
 
 func TestLedgerTakesTheSurestSpan(t *testing.T) {
 	var l Ledger
-	l.Observe(Answer{Region: "eu", Asked: at(10), Answered: at(14), Says: []Said{{"p", 3, 20 * time.Millisecond}, {"q", 0, 0}}})
+	l.Observe(Answer{Region: "eu", Asked: at(10), Answered: at(14), Says: []Said{{Partition: "p", Epoch: 3, Left: 20 * time.Millisecond}, {Partition: "q"}}})
 	want := Claim{Of: "p", By: "eu", Number: 3, From: at(14), Until: at(30)}
 	if !slices.Equal(l.Claims, []Claim{want}) || l.Owners["p"] != want || len(l.Lapses) != 0 {
 		t.Errorf("%+v", l)
 	}
 }
 
-// An owner that says before its time that it holds a partition no more has given
-// it up, and the next one may have it at once; only its own word counts for that.
+// An owner that says before its time that it has released a partition has given
+// it up, and the next one may have it at once; that it holds nothing says less.
 func TestLedgerCutsWhatIsGivenUp(t *testing.T) {
-	held := func(term uint64, asked int64, left int64) Answer {
-		return Answer{Region: "eu", Term: term, Asked: at(asked), Answered: at(asked + 2), Says: []Said{{"p", 1, time.Duration(left) * time.Millisecond}}}
+	held := func(asked, left int64) Answer {
+		return Answer{Region: "eu", Asked: at(asked), Answered: at(asked + 2), Says: []Said{{Partition: "p", Epoch: 1, Left: time.Duration(left) * time.Millisecond}}}
 	}
-	next := Answer{Region: "us", Term: 7, Asked: at(60), Answered: at(62), Says: []Said{{"p", 2, 50 * time.Millisecond}}}
-	restarted := held(3, 40, 0)
-	restarted.Restarts = 1
-	late := held(3, 25, 100) // to another server, and slow
+	released := held(40, 0)
+	released.Says[0].Released = true
+	elsewhere := released
+	elsewhere.Region = "ap"
+	next := Answer{Region: "us", Asked: at(60), Answered: at(62), Says: []Said{{Partition: "p", Epoch: 2, Left: 50 * time.Millisecond}}}
+	late := held(25, 100) // to another server, and slow
 	late.Answered = at(45)
 	for name, c := range map[string]struct {
 		answers []Answer
 		overlap bool
 	}{
-		"given up":                        {[]Answer{held(3, 10, 100), held(3, 30, 100), held(3, 40, 0), next}, false},
-		"not given up":                    {[]Answer{held(3, 10, 100), held(3, 30, 100), next}, true},
-		"a new leader's word":             {[]Answer{held(3, 10, 100), held(3, 30, 100), held(4, 40, 0), next}, true},
-		"the word of one that began anew": {[]Answer{held(3, 10, 100), held(3, 30, 100), restarted, next}, true},
-		"an answer from before":           {[]Answer{held(3, 10, 100), held(3, 40, 0), late, next}, false},
-		"taken again":                     {[]Answer{held(3, 10, 100), held(3, 40, 0), held(3, 50, 100), next}, true},
+		"given up":                  {[]Answer{held(10, 100), held(30, 100), released, next}, false},
+		"not given up":              {[]Answer{held(10, 100), held(30, 100), next}, true},
+		"a leader that began anew":  {[]Answer{held(10, 100), held(30, 100), held(40, 0), next}, true},
+		"another region's register": {[]Answer{held(10, 100), held(30, 100), elsewhere, next}, true},
+		"an answer from before":     {[]Answer{held(10, 100), released, late, next}, false},
+		"held all the same":         {[]Answer{held(10, 100), released, held(50, 100), next}, true},
 	} {
 		l := ledgerOf(c.answers)
 		if found := judge(headLeases, l.Claims); len(found) > 0 != c.overlap {
@@ -104,7 +106,7 @@ func TestLedgerCutsWhatIsGivenUp(t *testing.T) {
 func TestLedgerSeesLapsesOnce(t *testing.T) {
 	var l Ledger
 	say := func(region string, ms int64, epoch uint64, left time.Duration) {
-		l.Observe(Answer{Region: region, Asked: at(ms), Answered: at(ms + 1), Says: []Said{{"p", epoch, left}}})
+		l.Observe(Answer{Region: region, Asked: at(ms), Answered: at(ms + 1), Says: []Said{{Partition: "p", Epoch: epoch, Left: left}}})
 	}
 	say("eu", 10, 1, 15*time.Millisecond)
 	say("us", 20, 0, 0) // never held it
@@ -130,8 +132,8 @@ func TestLedgerSeesLapsesOnce(t *testing.T) {
 // A word that comes late does not make an old owner the newest.
 func TestLedgerOwnerIsTheHighestEpochs(t *testing.T) {
 	var l Ledger
-	l.Observe(Answer{Region: "us", Asked: at(10), Answered: at(11), Says: []Said{{"p", 2, time.Second}}})
-	l.Observe(Answer{Region: "eu", Asked: at(12), Answered: at(13), Says: []Said{{"p", 1, time.Second}}})
+	l.Observe(Answer{Region: "us", Asked: at(10), Answered: at(11), Says: []Said{{Partition: "p", Epoch: 2, Left: time.Second}}})
+	l.Observe(Answer{Region: "eu", Asked: at(12), Answered: at(13), Says: []Said{{Partition: "p", Epoch: 1, Left: time.Second}}})
 	if o := l.Owners["p"]; o.By != "us" {
 		t.Errorf("owner %+v", o)
 	}

@@ -60,6 +60,8 @@ type Said struct {
 	Epoch     uint64
 	// Left of the head lease; 0: not held.
 	Left time.Duration
+	// Released: by its own word it is releasing the partition, or nobody owns it.
+	Released bool
 }
 
 // Answer is a region's answer to a question about its partitions.
