@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -53,7 +54,10 @@ func run(m *testing.M) int {
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
 	binary = filepath.Join(dir, "headlease")
-	build := exec.Command("go", "build", "-tags", "hashicorpmetrics", "-o", binary, "../../cmd/headlease")
+	build := exec.Command("go", "build", "-o", binary, "../../cmd/headlease")
+	if !strings.Contains(os.Getenv("GOFLAGS"), "-tags") { // make's are what is built already
+		build.Env = append(os.Environ(), "GOFLAGS=-tags=hashicorpmetrics")
+	}
 	build.Stdout, build.Stderr = os.Stderr, os.Stderr
 	if err := build.Run(); err != nil {
 		fmt.Fprintln(os.Stderr, "build headlease:", err)
