@@ -55,9 +55,11 @@ their command.`,
 			return fmt.Errorf("unknown command %q", args[0])
 		}),
 		RunE:              func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		Version:           versionLine(),
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
 	root.SuggestionsMinimumDistance = 2
+	root.SetVersionTemplate("headlease {{.Version}}\n")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return &usageError{cmd.CommandPath(), err} })
 
 	flags := root.PersistentFlags()

@@ -2,11 +2,22 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 
 	"github.com/spf13/cobra"
 
 	"github.com/headlease/headlease/internal/version"
 )
+
+// versionLine is what 'headlease version' and --version print.
+func versionLine() string {
+	v := version.Get()
+	commit := ""
+	if v.Commit != "" {
+		commit = " (" + v.Commit + ")"
+	}
+	return fmt.Sprintf("%s%s %s %s/%s", v.Version, commit, v.Go, v.OS, v.Arch)
+}
 
 func newVersionCmd(a *app) *cobra.Command {
 	var asJSON bool
@@ -16,19 +27,14 @@ func newVersionCmd(a *app) *cobra.Command {
 		Example: "  headlease version\n  headlease version --json",
 		Args:    usage(cobra.NoArgs),
 		RunE: func(*cobra.Command, []string) error {
-			v := version.Get()
 			if asJSON {
-				out, err := json.Marshal(v)
+				out, err := json.Marshal(version.Get())
 				if err != nil {
 					return err
 				}
 				return a.printf("%s\n", out)
 			}
-			commit := ""
-			if v.Commit != "" {
-				commit = " (" + v.Commit + ")"
-			}
-			return a.printf("headlease %s%s %s %s/%s\n", v.Version, commit, v.Go, v.OS, v.Arch)
+			return a.printf("headlease %s\n", versionLine())
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")

@@ -199,6 +199,22 @@ func TestValidate(t *testing.T) {
 	}
 }
 
+// A reader whose idea of the server's clock is behind by a little makes nobody's
+// time longer than it was written.
+func TestAnEntryIsNoYoungerThanItsWriting(t *testing.T) {
+	for now, want := range map[int64][2]time.Duration{ // age and left
+		999:  {0, 4 * time.Second},
+		1000: {0, 4 * time.Second},
+		1001: {time.Millisecond, 3999 * time.Millisecond},
+		6000: {5 * time.Second, 0},
+	} {
+		e, err := decode("lock/a", "4294967297 L 1000 5000 eu client/a", now)
+		if err != nil || e.Age != want[0] || e.Left != want[1] {
+			t.Errorf("at %d: %+v, %v", now, e, err)
+		}
+	}
+}
+
 func FuzzDecode(f *testing.F) {
 	f.Add("4294967297 L 1795910400000 1795910415000 eu client/a b")
 	f.Add("4294967297 T 1795910400000 1795910460000 eu ")

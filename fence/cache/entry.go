@@ -71,6 +71,8 @@ func decode(resource, text string, now int64) (Entry, error) {
 	case region == "":
 		return bad("no region")
 	}
+	// The server had written it by then, whatever a reader thinks what time it is there.
+	now = max(now, int64(written))
 	e := Entry{Resource: resource, Token: token, Region: region, Age: apart(now, int64(written)), Left: apart(int64(until), now)}
 	switch {
 	case st == string(rune(live)):

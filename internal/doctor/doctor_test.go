@@ -186,7 +186,7 @@ func TestPeers(t *testing.T) {
 	address := absent.Addr().String()
 	_ = absent.Close()
 	self := listen()
-	own := self.Addr().String()
+	ours := self.Addr().String()
 	_ = self.Close()
 	w9 := links(pki.Identity{Role: pki.RoleWitness, Name: "w9"})
 	ln, err := w9.Listen(link.PlaneVotes, "127.0.0.1:0")
@@ -199,7 +199,7 @@ func TestPeers(t *testing.T) {
 	stranger := ln.Addr().String()
 	f := clusterfile.File{
 		Cluster: "c", D: 4 * time.Second,
-		Regions: []clusterfile.Region{{Name: "eu", Servers: []clusterfile.Server{{Name: "eu-1", API: own, Votes: own, Raft: own, Gossip: own}}}},
+		Regions: []clusterfile.Region{{Name: "eu", Servers: []clusterfile.Server{{Name: "eu-1", API: ours, Votes: ours, Raft: ours, Gossip: ours}}}},
 		Witnesses: []clusterfile.Witness{
 			{Name: "w1", Votes: silent.Addr().String(), Gossip: silent.Addr().String()},
 			{Name: "w2", Votes: address, Gossip: address},
@@ -232,5 +232,11 @@ func TestPeers(t *testing.T) {
 		if c.Verdict != w.verdict || !strings.Contains(c.Found, w.found) || (c.Verdict == OK) != (c.Remedy == "") {
 			t.Errorf("%+v; want %+v", c, w)
 		}
+	}
+
+	p.Metrics = silent.Addr().String() // where another process listens
+	taken := own(t.Context(), Config{File: f, Self: p, Links: links(pki.Identity{Role: pki.RoleRegion, Region: "eu", Name: "eu-1"})})
+	if len(taken) != 1 || taken[0].Verdict != Fail || !strings.Contains(taken[0].Found, "metrics") {
+		t.Errorf("%+v", taken)
 	}
 }

@@ -240,6 +240,14 @@ func own(ctx context.Context, c Config) []Check {
 		}
 		_ = ln.Close()
 	}
+	if running == 0 && c.Self.Metrics != "" { // it asks for no certificate, so a process does not tell that it is this one
+		ln, err := (&net.ListenConfig{}).Listen(ctx, "tcp", c.Self.Metrics)
+		if err != nil {
+			bad = append(bad, fmt.Sprintf("metrics: %v", err))
+		} else {
+			_ = ln.Close()
+		}
+	}
 	switch {
 	case len(bad) > 0:
 		out.Verdict, out.Found = Fail, fmt.Sprint(bad)
