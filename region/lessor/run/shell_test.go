@@ -32,7 +32,7 @@ const (
 // one whose commits and checks the test can hold.
 type rig struct {
 	t     *testing.T
-	clock clock.Clock
+	clock *jumpy
 	shell *Shell
 	end   func()
 
@@ -50,7 +50,7 @@ type rig struct {
 // start runs a rig that owns partition p and has sessions a and b.
 func start(t *testing.T) *rig {
 	t.Helper()
-	r := &rig{t: t, clock: clock.NewRuntime(), machine: state.New(), kinds: map[string]int{}}
+	r := &rig{t: t, clock: &jumpy{Clock: clock.NewRuntime()}, machine: state.New(), kinds: map[string]int{}}
 	r.shell = New(Config{Raft: r, Clock: r.clock})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -123,6 +123,13 @@ func (r *rig) set(f func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	f()
+}
+
+// proposed counts the lessor's commands of a kind.
+func (r *rig) proposed(kind string) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.kinds[kind]
 }
 
 func (r *rig) ProposeUrgent(_ context.Context, cmd *pb.Command) (*pb.CommandResult, error) {
@@ -412,8 +419,8 @@ func TestF22AnExpiryIsProposedOnce(t *testing.T) {
 				time.Sleep(ttl / 4)
 			}
 			synctest.Wait()
-			if r.kinds["expire"] != 1 {
-				t.Errorf("unknown %v: proposed %v", unknown, r.kinds)
+			if r.proposed("expire") != 1 {
+				t.Errorf("unknown %v: %d expiries proposed", unknown, r.proposed("expire"))
 			}
 			granted := 0
 			in.acks()
@@ -447,22 +454,18 @@ func TestF19AClockThatJumpsEndsNoSession(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			r := start(t)
-			j := &jumpy{Clock: r.clock}
-			r.shell.mu.Lock()
-			r.shell.cfg.Clock = j
-			r.shell.mu.Unlock()
 			r.acquire("a", 1, false)
 			_, in := r.attach()
 			synctest.Wait()
-			j.ahead.Store(int64(hour))
+			r.clock.ahead.Store(int64(hour))
 			first(r)
 			settle()
-			if left, ok := r.shell.SessionLeft("a"); !ok || left < ttl-2*time.Second || in.ended() == nil || r.kinds["expire"] != 0 {
-				t.Errorf("%s: %v left, stream %v, proposed %v", name, left, in.ended(), r.kinds)
+			if left, ok := r.shell.SessionLeft("a"); !ok || left < ttl-2*time.Second || in.ended() == nil || r.proposed("expire") != 0 {
+				t.Errorf("%s: %v left, stream %v, %d expiries", name, left, in.ended(), r.proposed("expire"))
 			}
 			time.Sleep(ttl + tick)
 			synctest.Wait()
-			if r.kinds["expire"] == 0 {
+			if r.proposed("expire") == 0 {
 				t.Errorf("%s: nobody is heard, and no session ends", name)
 			}
 		})
