@@ -294,3 +294,26 @@ func TestI3ALeaderThatBeginsAnewEndsNothing(t *testing.T) {
 		}
 	}
 }
+
+// By a clock that has jumped all is over at once, and the leader notices a
+// little later.
+func TestI3AGapThatIsNoticedLate(t *testing.T) {
+	for noticed, want := range map[int64]int{5300: 0, 8000: 1} {
+		r := quiet()
+		for i := range r.Answers {
+			a := &r.Answers[i]
+			if a.Region != "eu" || a.Asked < at(5000) {
+				continue
+			}
+			if a.Asked >= at(noticed) {
+				a.Restarts = 1
+			}
+			if a.Asked < at(5400) {
+				a.Says[0].Left = 0
+			}
+		}
+		if v := Check(r, nil); len(v.Violations) != want {
+			t.Errorf("noticed at %d: %v", noticed, v.Violations)
+		}
+	}
+}

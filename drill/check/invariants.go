@@ -97,10 +97,11 @@ func nested(r *Record) []Violation {
 			}
 		}
 	}
-	for _, a := range sorted {
+	for i, a := range sorted {
 		for _, s := range a.Says {
 			k := key{s.Partition, s.Epoch}
-			if first, ok := held[reign{k, a.Term, a.Restarts}]; s.Left <= 0 && (!ok || first > a.Asked) {
+			first, ok := held[reign{k, a.Term, a.Restarts}]
+			if s.Left <= 0 && (!ok || first > a.Asked || beginsAnew(a, sorted[i+1:])) {
 				// A new leader holds nothing before its first round, and one whose clock
 				// had a gap gives up what it holds, at once; what was sent stays good to
 				// its end, also of a renewal that nobody was told of here.
@@ -136,6 +137,25 @@ func nested(r *Record) []Violation {
 		}
 	}
 	return found
+}
+
+// gapNoticed is the longest that a leader takes to notice that its clock has
+// jumped. Until then all is over by its clock, and it is not counted as one that
+// began anew.
+const gapNoticed = 2 * time.Second
+
+// beginsAnew reports whether the leader of an answer began anew soon after it;
+// later are the answers to what was asked after it.
+func beginsAnew(a Answer, later []Answer) bool {
+	for _, b := range later {
+		if b.Asked > a.Answered.Add(gapNoticed) {
+			return false
+		}
+		if b.Region == a.Region && b.Term == a.Term && b.Restarts > a.Restarts {
+			return true
+		}
+	}
+	return false
 }
 
 // journal checks I5, and I2 of tokens: no write is accepted with a token lower
