@@ -241,9 +241,9 @@ func own(ctx context.Context, c Config) []Check {
 		_ = ln.Close()
 	}
 	if running == 0 && c.Self.Metrics != "" { // it asks for no certificate, so a process does not tell that it is this one
-		ln, err := (&net.ListenConfig{}).Listen(ctx, "tcp", c.Self.Metrics)
+		ln, _, err := link.ListenPlain(ctx, "metrics", c.Self.Metrics)
 		if err != nil {
-			bad = append(bad, fmt.Sprintf("metrics: %v", err))
+			bad = append(bad, err.Error())
 		} else {
 			_ = ln.Close()
 		}
