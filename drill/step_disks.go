@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/headlease/headlease/drill/plan"
-	"github.com/headlease/headlease/internal/pause"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
 
@@ -42,16 +41,7 @@ func (p *player) breakDisk(ctx context.Context, i int, s plan.Step, lasts time.D
 		if f.Effect = fmt.Sprintf("ended by its own watch: %v", ended); len(ended) < len(processes) {
 			f.NoEffect = fmt.Sprintf("of %v only %v ended; a process whose disk does that must", names, ended)
 		}
-		if err := pause.For(ctx, p.until(f.From.Add(lasts))); err != nil {
-			return err
-		}
-		f.Until = p.rig.clock.Now()
-		for _, name := range ended {
-			if err := p.start(ctx, name); err != nil {
-				return err
-			}
-		}
-		return nil
+		return p.startAfter(ctx, f, lasts, ended)
 	})
 	return nil
 }

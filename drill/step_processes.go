@@ -8,6 +8,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/headlease/headlease/drill/check"
 	"github.com/headlease/headlease/drill/plan"
 	"github.com/headlease/headlease/internal/clusterfile"
 	"github.com/headlease/headlease/internal/instant"
@@ -104,16 +105,7 @@ func (p *player) signal(ctx context.Context, i int, s plan.Step, lasts time.Dura
 		return nil
 	}
 	p.background(ctx, f, func(ctx context.Context) error {
-		if err := pause.For(ctx, p.until(f.From.Add(lasts))); err != nil {
-			return err
-		}
-		f.Until = p.rig.clock.Now()
-		for _, name := range names {
-			if err := p.start(ctx, name); err != nil {
-				return err
-			}
-		}
-		return nil
+		return p.startAfter(ctx, f, lasts, names)
 	})
 	return nil
 }
@@ -195,6 +187,20 @@ func (p *player) following(ctx context.Context, q clusterfile.Process) error {
 			return err
 		}
 	}
+}
+
+// startAfter starts processes when a fault has lasted so long, and ends it there.
+func (p *player) startAfter(ctx context.Context, f *check.Fault, lasts time.Duration, names []string) error {
+	if err := pause.For(ctx, p.until(f.From.Add(lasts))); err != nil {
+		return err
+	}
+	f.Until = p.rig.clock.Now()
+	for _, name := range names {
+		if err := p.start(ctx, name); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // start starts a process, and tells it the faults that it has to carry still.

@@ -158,6 +158,17 @@ func (w *writers) until(t *testing.T, n int, within time.Duration) time.Time {
 	}
 }
 
+// anew forgets the writes that were, and waits until each lock has seen n more.
+func (w *writers) anew(t *testing.T, n int, within time.Duration) {
+	t.Helper()
+	w.mu.Lock()
+	for lock := range w.writes {
+		w.writes[lock] = 0
+	}
+	w.mu.Unlock()
+	w.until(t, n, within)
+}
+
 // higher fails unless every resource has a token now that is above all that it
 // had then.
 func higher(t *testing.T, then, now map[string]fence.Token) {

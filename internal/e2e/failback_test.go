@@ -87,12 +87,7 @@ func TestAutomaticFailback(t *testing.T) {
 	if now["eu"] != lost["eu"] {
 		t.Errorf("partition eu, whose failback is manual: %+v, before %+v", now["eu"], lost["eu"])
 	}
-	w.mu.Lock()
-	for lock := range w.writes {
-		w.writes[lock] = 0
-	}
-	w.mu.Unlock()
-	w.until(t, 5, stepTimeout)
+	w.anew(t, 5, stepTimeout)
 	w.stop()
 	j.highest() // fails if a lower token was accepted after a higher one
 	if audit, want := c.mustCLI("audit", "export"), `"successor":"`+home+`","by":"failback"`; !strings.Contains(audit, want) {
@@ -172,12 +167,7 @@ func TestF26ADrainOutlivesItsLeader(t *testing.T) {
 	if again.Token() <= lease.Token() || again.Region() != to {
 		t.Errorf("token %v by %s after %v", again.Token(), again.Region(), lease.Token())
 	}
-	w.mu.Lock()
-	for lock := range w.writes {
-		w.writes[lock] = 0
-	}
-	w.mu.Unlock()
-	w.until(t, 5, stepTimeout)
+	w.anew(t, 5, stepTimeout)
 	w.stop()
 	j.highest() // fails if a lower token was accepted after a higher one
 }

@@ -150,12 +150,7 @@ func TestF26PlannedTransfer(t *testing.T) {
 	if _, errs, err := c.cli(within(t, stepTimeout), "region", "remove", was.Region); err == nil || !strings.Contains(errs, "prefers region") {
 		t.Errorf("a region that is preferred was removed: %v %s", err, errs)
 	}
-	w.mu.Lock()
-	for lock := range w.writes {
-		w.writes[lock] = 0
-	}
-	w.mu.Unlock()
-	w.until(t, 5, stepTimeout)
+	w.anew(t, 5, stepTimeout)
 	w.stop()
 	// What happened can be told afterwards.
 	audit := c.mustCLI("audit", "export")
