@@ -503,15 +503,16 @@ func (n *nemesis) drain() {
 	if !ok || !part.Live() {
 		return
 	}
+	began := time.Now()
 	start := &pb.StartDrainCommand{Partition: partition, Epoch: uint32(part.Epoch), Successor: "us", By: "operator"}
-	if !n.propose(&pb.Command{Kind: &pb.Command_StartDrain{StartDrain: start}}) {
+	if n.propose(&pb.Command{Kind: &pb.Command_StartDrain{StartDrain: start}}) == withoutEffect {
 		return
 	}
 	n.w.counts.add("drain")
 	time.Sleep(n.between(20*time.Millisecond, headLease)) // virtual
 	abort := &pb.AbortDrainCommand{Partition: partition, Epoch: uint32(part.Epoch), By: "operator"}
-	for range 50 {
-		if n.propose(&pb.Command{Kind: &pb.Command_AbortDrain{AbortDrain: abort}}) {
+	for time.Since(began) < longestFault-2*time.Second {
+		if n.propose(&pb.Command{Kind: &pb.Command_AbortDrain{AbortDrain: abort}}) == tookEffect {
 			n.w.counts.add("drain taken back")
 			return
 		}
@@ -523,23 +524,39 @@ func (n *nemesis) drain() {
 		}
 		time.Sleep(100 * time.Millisecond) // virtual
 	}
+	n.w.t.Errorf("seed %d: a drain cannot be taken back", n.w.seed)
 }
 
-// propose reports whether the leader says that the command took effect.
-func (n *nemesis) propose(c *pb.Command) bool {
+// outcome of a command, as its proposer knows it.
+type outcome int
+
+const (
+	tookEffect outcome = iota
+	withoutEffect
+	unknown // it may be in the log, and take effect under the next leader
+)
+
+func (n *nemesis) propose(c *pb.Command) outcome {
 	p := n.w.leader()
 	if p == nil {
-		return false
+		return withoutEffect
 	}
 	term, ok := p.replica.Leading()
 	if !ok {
-		return false
+		return withoutEffect
 	}
 	c.Term = term
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	res, err := p.replica.Propose(ctx, c)
-	return err == nil && res.GetError() == nil
+	switch {
+	case neverApplied(err) || err == nil && res.GetError() != nil:
+		return withoutEffect
+	case err != nil:
+		return unknown
+	default:
+		return tookEffect
+	}
 }
 
 // step steps a clock forward, beyond what ρ allows.
