@@ -68,3 +68,23 @@ func errOtherCluster(c *pb.ClusterConfiguration) *pb.ErrorDetail {
 }
 
 func failed(e *pb.ErrorDetail) *pb.CommandResult { return &pb.CommandResult{Error: e} }
+
+func errTokensUsedUp(p *partition) *pb.ErrorDetail {
+	return errOverloaded(fmt.Sprintf("the tokens of partition %q, epoch %d are used up until its owner raises the epoch", p.name, p.epoch))
+}
+
+func errSessionFull(s *session) *pb.ErrorDetail {
+	return errOverloaded(fmt.Sprintf("session %s has %d leases and queue places; release some", s.id, MaxSessionLeases))
+}
+
+func errTooManyGaps(session string) *pb.ErrorDetail {
+	return errOverloaded(fmt.Sprintf("the request ids of session %s have over %d gaps; count them up one by one and raise lowest_open_request", session, MaxSeenRanges))
+}
+
+func errRegionFull(n int) *pb.ErrorDetail {
+	return errOverloaded(fmt.Sprintf("the region has %d leases; release some", n))
+}
+
+func errOtherPartition(name, in, given string) *pb.ErrorDetail {
+	return errRefused(fmt.Sprintf("%s is in partition %q, not in %q", name, in, given))
+}

@@ -109,57 +109,6 @@ func termsOf(c *pb.AcquireCommand) *terms {
 	return &terms{value: string(c.GetValue()), lockDelay: uint32(c.GetLockDelayMs()), waitMillis: c.GetWaitMs(), slots: c.GetSlots()}
 }
 
-// answerAgain repeats the answer to a request that was seen before. It changes
-// nothing.
-func (m *Machine) answerAgain(s *session, p *partition, r *resource, c *pb.AcquireCommand) *pb.CommandResult {
-	id := c.GetRequestId()
-	q, open := s.open.Get(id)
-	if open && (q.slots != c.GetSlots() || q.asked() != c.GetResource()) {
-		return failed(errInvalid("request_id", fmt.Sprintf("request %d asked for %s; use a new id for another resource", id, q.asked())))
-	}
-	switch {
-	case open && q.token == 0:
-		if queue, _ := m.queueOf(q); queue != nil {
-			return queued(queue.ahead(q.place))
-		}
-	case open:
-		held, ok := m.lookup(q.resource)
-		if ok && !held.revoked { // a revoked token gets no more validity
-			return q.granted(true)
-		}
-	case c.GetWait():
-	// A try, whose answer may have been lost on the way.
-	case c.GetSlots() > 0:
-		sem, _ := m.semaphores.Get(c.GetResource())
-		_, free := m.freeSlot(sem, c.GetResource(), int(c.GetSlots()))
-		if delayed := free && p.unsettled && c.GetLockDelayMs() > 0; delayed || !free {
-			return m.busySemaphore(sem, delayed)
-		}
-	case r == nil && p.unsettled && c.GetLockDelayMs() > 0:
-		return busyResult(&pb.BusyLease{Delayed: true})
-	case r != nil && (r.token != 0 && r.session != s.id || r.delay > 0):
-		return m.busy(r)
-	}
-	return failed(errStaleRequest(id))
-}
-
-// asked returns the resource that the request named.
-func (q request) asked() string {
-	if q.slots > 0 && q.token != 0 {
-		return baseOf(q.resource)
-	}
-	return q.resource
-}
-
-// granted names the slot, if the request asked for any.
-func (q request) granted(repeated bool) *pb.CommandResult {
-	res := granted(q.token, repeated)
-	if q.slots > 0 {
-		res.GetAcquire().GetGranted().Resource = q.resource
-	}
-	return res
-}
-
 // grantFree grants a resource that nobody holds or waits for.
 func (m *Machine) grantFree(s *session, p *partition, c *pb.AcquireCommand, name string) *pb.CommandResult {
 	switch {
@@ -508,59 +457,4 @@ func (m *Machine) handOver(name string) {
 	m.leaveQueue(r, place, w)
 	m.stalled.Delete(name)
 	m.grant(w.session, p, r, w.request, w.terms, true)
-}
-
-func (m *Machine) busy(r *resource) *pb.CommandResult {
-	return busyResult(&pb.BusyLease{
-		Token: uint64(r.token), Waiters: uint32(r.queue.len()), Holder: m.identity(r.session), Delayed: r.delay > 0,
-	})
-}
-
-func busyResult(b *pb.BusyLease) *pb.CommandResult {
-	return &pb.CommandResult{Kind: &pb.CommandResult_Acquire{Acquire: &pb.AcquireResult{
-		Outcome: &pb.AcquireResult_Busy{Busy: b},
-	}}}
-}
-
-func queued(ahead int) *pb.CommandResult {
-	return &pb.CommandResult{Kind: &pb.CommandResult_Acquire{Acquire: &pb.AcquireResult{
-		Outcome: &pb.AcquireResult_Queued{Queued: &pb.QueuedRequest{Ahead: uint32(ahead)}},
-	}}}
-}
-
-// granted makes the commonest result in one allocation.
-func granted(token fence.Token, repeated bool) *pb.CommandResult {
-	var g struct {
-		result  pb.CommandResult
-		kind    pb.CommandResult_Acquire
-		acquire pb.AcquireResult
-		outcome pb.AcquireResult_Granted
-		lease   pb.GrantedLease
-	}
-	g.lease.Token, g.lease.Repeated = uint64(token), repeated
-	g.outcome.Granted = &g.lease
-	g.acquire.Outcome = &g.outcome
-	g.kind.Acquire = &g.acquire
-	g.result.Kind = &g.kind
-	return &g.result
-}
-
-func errTokensUsedUp(p *partition) *pb.ErrorDetail {
-	return errOverloaded(fmt.Sprintf("the tokens of partition %q, epoch %d are used up until its owner raises the epoch", p.name, p.epoch))
-}
-
-func errSessionFull(s *session) *pb.ErrorDetail {
-	return errOverloaded(fmt.Sprintf("session %s has %d leases and queue places; release some", s.id, MaxSessionLeases))
-}
-
-func errTooManyGaps(session string) *pb.ErrorDetail {
-	return errOverloaded(fmt.Sprintf("the request ids of session %s have over %d gaps; count them up one by one and raise lowest_open_request", session, MaxSeenRanges))
-}
-
-func errRegionFull(n int) *pb.ErrorDetail {
-	return errOverloaded(fmt.Sprintf("the region has %d leases; release some", n))
-}
-
-func errOtherPartition(name, in, given string) *pb.ErrorDetail {
-	return errRefused(fmt.Sprintf("%s is in partition %q, not in %q", name, in, given))
 }
