@@ -1,6 +1,8 @@
 package state
 
 import (
+	"fmt"
+
 	"github.com/headlease/headlease/fence"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
