@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"google.golang.org/grpc"
@@ -86,7 +87,10 @@ func (u *Unreachable) Error() string {
 	who, address := u.Process.Identity(), addressOf(u.Process, u.Plane)
 	why := strings.TrimPrefix(link.Reason(u.Err), fmt.Sprintf("dial %s of %s at %s: ", u.Plane, who, address))
 	remedy := "start it, or correct its address in the cluster file"
-	if link.RefusedHandshake(u.Err) {
+	switch {
+	case strings.Contains(why, context.DeadlineExceeded.Error()) && !strings.Contains(why, syscall.ECONNREFUSED.Error()):
+		remedy = "see whether it runs and is neither cut off nor overloaded, or correct its address in the cluster file"
+	case link.RefusedHandshake(u.Err):
 		remedy = "both ends need certificates of one set, made for their names, or both --insecure"
 	}
 	return fmt.Sprintf("%s did not answer on the %s plane at %s: %s; %s", who, u.Plane, address, why, remedy)

@@ -23,7 +23,8 @@ func TestUnreachableSaysOnceWhereAndWhatToDo(t *testing.T) {
 	const at = `dial votes of witness/w1 at 10.9.1.1:7601: `
 	for message, want := range map[string]string{
 		`connection error: desc = "transport: Error while dialing: ` + at + `dial tcp 10.9.1.1:7601: connect: connection refused"`: "connection refused; start it, or correct its address in the cluster file",
-		"context deadline exceeded": "context deadline exceeded; start it, or correct its address in the cluster file",
+		`latest balancer error: connection refused: context deadline exceeded`:                                                     "latest balancer error: connection refused: context deadline exceeded; start it, or correct its address in the cluster file",
+		"context deadline exceeded": "context deadline exceeded; see whether it runs and is neither cut off nor overloaded, or correct its address in the cluster file",
 		`connection error: desc = "transport: authentication handshake failed: ` + at + `TLS: \"x\" is unknown"`: `TLS: "x" is unknown; both ends need certificates of one set, made for their names, or both --insecure`,
 	} {
 		err := &Unreachable{Process: w1, Plane: link.PlaneVotes, Err: status.Error(codes.Unavailable, message)}
