@@ -56,7 +56,7 @@ func (c *conns) current() (*grpc.ClientConn, int, error) {
 	if c.open[c.at] == nil {
 		s := c.servers[c.at]
 		cc, err := c.links.DialGRPC(link.PlaneAPI, link.Peer{Name: s.Name, Region: c.region, Role: pki.RoleRegion, Address: s.API},
-			callstream.DialOption(callstream.LeaseMethods()...))
+			callstream.DialOption(callstream.WorkerMethods()...))
 		if err != nil {
 			return nil, 0, fmt.Errorf("connect to %s: %w", s.Name, err)
 		}

@@ -147,7 +147,7 @@ func (p *peers) dialled(key connKey) (*grpc.ClientConn, error) {
 	case plane == link.PlaneVotes:
 		address, options = proc.Votes, nil
 	case len(options) == 0: // not traced
-		options = []grpc.DialOption{callstream.DialOption(callstream.LeaseMethods()...)}
+		options = []grpc.DialOption{callstream.DialOption(callstream.WorkerMethods()...)}
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

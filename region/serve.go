@@ -50,7 +50,6 @@ func (s *Server) makeServers() error {
 	admit := &api.Admission{Control: s.control, Identify: identify, Refused: s.metrics.refusedCall}
 	// The calls of a stream pass the same interceptors, each by itself. A server
 	// that makes traces takes calls one by one: a span is made where gRPC begins.
-	var carried *callstream.Server
 	server := func(plane link.Plane) *grpc.Server {
 		forward := &api.Forwarder{
 			Leader: s.leader, Uninitialised: s.uninitialised,
@@ -78,20 +77,20 @@ func (s *Server) makeServers() error {
 			})...)
 		healthpb.RegisterHealthServer(g, s.health)
 		if plane == link.PlaneAPI && s.cfg.Traces == nil {
-			carried = &callstream.Server{Interceptors: []grpc.UnaryServerInterceptor{recovered, counted, rules.Unary, admit.Unary, forward.Unary}}
-			pb.RegisterCallServiceServer(g, carried)
+			s.carried = &callstream.Server{Interceptors: []grpc.UnaryServerInterceptor{recovered, counted, rules.Unary, admit.Unary, forward.Unary}}
+			pb.RegisterCallServiceServer(g, s.carried)
 		}
 		return g
 	}
 	s.api, s.votes = server(link.PlaneAPI), server(link.PlaneVotes)
 	raft := s.raft()
-	pb.RegisterSessionServiceServer(s.api, &api.Sessions{
-		Region: s.process.Region, Raft: raft, Edge: s.edge, Identify: identify, Uninitialised: s.uninitialised,
-	})
+	sessions := &api.Sessions{Region: s.process.Region, Raft: raft, Edge: s.edge, Identify: identify, Uninitialised: s.uninitialised}
+	pb.RegisterSessionServiceServer(s.api, sessions)
 	leases := &api.Leases{Region: s.process.Region, Raft: raft, Lessor: s.lessor, Clock: s.cfg.Clock, Identify: identify, Addresses: s.peers.addresses}
 	pb.RegisterLeaseServiceServer(s.api, leases)
-	if carried != nil {
-		pb.RegisterLeaseServiceServer(carried, leases)
+	if s.carried != nil {
+		pb.RegisterSessionServiceServer(s.carried, sessions)
+		pb.RegisterLeaseServiceServer(s.carried, leases)
 	}
 	pb.RegisterWatchServiceServer(s.api, &api.Watches{Region: s.process.Region, Raft: s.replica, Hub: s.watches, Leases: leases})
 	pb.RegisterClusterServiceServer(s.api, &api.Cluster{

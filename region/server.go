@@ -18,6 +18,7 @@ import (
 	"github.com/headlease/headlease/fence/cache"
 	campaignrun "github.com/headlease/headlease/global/campaign/run"
 	"github.com/headlease/headlease/global/register"
+	"github.com/headlease/headlease/internal/callstream"
 	"github.com/headlease/headlease/internal/clock"
 	"github.com/headlease/headlease/internal/clusterfile"
 	"github.com/headlease/headlease/internal/link"
@@ -62,12 +63,14 @@ type Server struct {
 	cache    *cache.Mirror // nil: the region has none
 	api      *grpc.Server
 	votes    *grpc.Server
-	health   *health.Server
-	metrics  *metrics
-	shown    *telemetry.Server // nil: not served
-	ready    *readiness
-	control  *admission.Control
-	group    *api.Group
+	// carried serves the calls of streams; nil: they come alone.
+	carried *callstream.Server
+	health  *health.Server
+	metrics *metrics
+	shown   *telemetry.Server // nil: not served
+	ready   *readiness
+	control *admission.Control
+	group   *api.Group
 	// plan is what force-quorum left in the data; nil: nothing. met are other eras
 	// to stop for; told has the voters declared destroyed that were found running,
 	// and is followEras' own.

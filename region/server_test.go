@@ -16,6 +16,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/headlease/headlease/internal/callstream"
 	"github.com/headlease/headlease/internal/clock"
 	"github.com/headlease/headlease/internal/clusterfile"
 	"github.com/headlease/headlease/internal/fault"
@@ -163,6 +164,22 @@ func TestARefusedStartChangesNothingOnDisk(t *testing.T) {
 	}
 	if err := srv.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestEveryCallOfAWorkerGoesOverTheStream: what clients send over it is served on
+// it; a call that is not costs a try more, and then a stream of its own.
+func TestEveryCallOfAWorkerGoesOverTheStream(t *testing.T) {
+	s, err := New(t.Context(), config(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = s.Close() }()
+	served := s.carried.Methods()
+	for _, m := range callstream.WorkerMethods() {
+		if !slices.Contains(served, m) {
+			t.Errorf("%s is not served over the stream of calls", m)
+		}
 	}
 }
 

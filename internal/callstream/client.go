@@ -33,9 +33,12 @@ const (
 	askAgain = time.Minute
 )
 
-// LeaseMethods are the short calls that workers make all the time.
-func LeaseMethods() []string {
+// WorkerMethods are the short calls that workers make all the time, and those of a
+// session, which a fleet that is redeployed makes all at once.
+func WorkerMethods() []string {
 	return []string{
+		pb.SessionService_OpenSession_FullMethodName,
+		pb.SessionService_CloseSession_FullMethodName,
 		pb.LeaseService_Acquire_FullMethodName,
 		pb.LeaseService_CancelAcquire_FullMethodName,
 		pb.LeaseService_Release_FullMethodName,

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -65,6 +67,9 @@ func (s *Server) RegisterService(desc *grpc.ServiceDesc, impl any) {
 		s.methods["/"+desc.ServiceName+"/"+m.MethodName] = method{m.Handler, impl}
 	}
 }
+
+// Methods are the registered ones, as "/package.Service/Method".
+func (s *Server) Methods() []string { return slices.Collect(maps.Keys(s.methods)) }
 
 // enter counts a connection's stream, until leave; false: it has too many.
 func (s *Server) enter(ctx context.Context) (leave func(), ok bool) {

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/headlease/headlease/client"
@@ -48,6 +49,8 @@ type scaleReport struct {
 	Why     []string
 	TookMS  int64
 	Closing int64 // milliseconds of a redeploy that went into closing
+	// CPU is the processor time that the process spent on the command.
+	CPU time.Duration
 }
 
 // scaleClient runs one client process: commands come as lines, reports go out as
@@ -75,7 +78,7 @@ func scaleClient(raw string) error {
 	work.Go(func() { p.watch(watching) })
 	out := json.NewEncoder(os.Stdout)
 	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
-		began := time.Now()
+		began, spent := time.Now(), ownCPU()
 		r := scaleReport{Done: lines.Text()}
 		var err error
 		switch lines.Text() {
@@ -95,6 +98,7 @@ func scaleClient(raw string) error {
 		if err != nil {
 			r.Error = err.Error()
 		}
+		r.CPU = ownCPU() - spent
 		p.count(&r)
 		r.TookMS = time.Since(began).Milliseconds()
 		if err := out.Encode(r); err != nil {
@@ -104,6 +108,13 @@ func scaleClient(raw string) error {
 	stop()
 	work.Wait()
 	return nil
+}
+
+// ownCPU is the processor time that this process has spent.
+func ownCPU() time.Duration {
+	var use syscall.Rusage
+	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &use) // fails only for another who
+	return time.Duration(use.Utime.Nano() + use.Stime.Nano())
 }
 
 type scaleProcess struct {

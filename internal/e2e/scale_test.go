@@ -45,19 +45,21 @@ func TestManySessionsOutliveTheServers(t *testing.T) {
 		t.Helper()
 		reports := make([]scaleReport, len(who))
 		var work sync.WaitGroup
-		began := time.Now()
+		began, servers := time.Now(), c.cpu()
 		for i, r := range who {
 			work.Go(func() { reports[i] = r.do(what) })
 		}
 		work.Wait()
-		held, lost, closing := 0, 0, int64(0)
+		took := time.Since(began)
+		held, lost, closing, clients := 0, 0, int64(0), time.Duration(0)
 		for i, r := range reports {
-			held, lost, closing = held+r.Held, lost+r.Lost, max(closing, r.Closing)
+			held, lost, closing, clients = held+r.Held, lost+r.Lost, max(closing, r.Closing), clients+r.CPU
 			if r.Error != "" || r.Lost > 0 || r.Held != who[i].cfg.Sessions {
 				t.Errorf("%s of %s: %d held of %d, %d lost; %s %v", what, who[i].cfg.Name, r.Held, who[i].cfg.Sessions, r.Lost, r.Error, r.Why)
 			}
 		}
-		t.Logf("%-9s %d processes: %d held, %d lost, after %v (closing %d ms)", what, len(who), held, lost, time.Since(began).Round(time.Millisecond), closing)
+		t.Logf("%-9s %d processes: %d held, %d lost, after %v (closing %d ms); processor time: clients %v, servers %v", what, len(who),
+			held, lost, took.Round(time.Millisecond), closing, clients.Round(time.Millisecond), c.spentSince(servers))
 		if t.Failed() {
 			t.FailNow()
 		}
@@ -111,6 +113,16 @@ func (c *cluster) quiet(t *testing.T, d time.Duration) {
 			t.Logf("%s: %.0f %% of a CPU", name, 100*(spent-was).Seconds()/d.Seconds())
 		}
 	}
+}
+
+// spentSince is the processor time of the region's servers since before.
+func (c *cluster) spentSince(before map[string]time.Duration) (sum time.Duration) {
+	for name, spent := range c.cpu() {
+		if was, ok := before[name]; ok && strings.HasPrefix(name, "eu-") {
+			sum += spent - was
+		}
+	}
+	return sum
 }
 
 // cpu is the time that each running process has spent.
