@@ -142,7 +142,7 @@ must not be made before that is so: the wait for their head leases counts from t
 					return err
 				}
 			}
-			if err := a.confirmDestroyed(confirmed, destroyed); err != nil {
+			if err := a.confirmDestroyed(confirmed, plan); err != nil {
 				return err
 			}
 			if out == "" {
@@ -158,9 +158,13 @@ must not be made before that is so: the wait for their head leases counts from t
 }
 
 // confirmDestroyed has the operator say that the lost voters are stopped.
-func (a *app) confirmDestroyed(confirmed bool, destroyed []string) error {
+func (a *app) confirmDestroyed(confirmed bool, plan *pb.EraPlan) error {
 	if confirmed {
 		return nil
+	}
+	var destroyed []string // those of an era before too
+	for _, v := range plan.GetConfiguration().GetDestroyedVoters() {
+		destroyed = append(destroyed, v.GetId())
 	}
 	if _, err := fmt.Fprintf(a.stderr, "If one of %s lives on, two regions may own one partition.\nType \"destroyed\" if all of them are stopped for good: ", strings.Join(destroyed, ", ")); err != nil {
 		return err

@@ -18,10 +18,16 @@ import (
 
 const (
 	// Jump is how far above the highest epoch that the survivors have seen the
-	// registers are released: more changes of owner than they can have missed,
-	// each of which takes at least D. Versions and the numbers of dedicated shards
-	// go on as far above.
+	// registers are released at least: more changes of owner than they can have
+	// missed, each of which takes at least D. Versions and the numbers of dedicated
+	// shards go on as far above.
 	Jump fence.Epoch = 1 << 10
+	// Sides that can be forced of one cluster, each by an operator who takes the
+	// others for destroyed, without an epoch that two of them use: each side has
+	// Jump of its own. More regions than that share.
+	Sides = 16
+	// stride is what all sides have together.
+	stride = uint64(Jump) * Sides
 	// Level is the feature level that regions need for eras.
 	Level = 3
 )
@@ -53,6 +59,8 @@ func Plan(in Input) (plan *pb.EraPlan, notes []string, err error) {
 	if err := check(in, survivors, newest); err != nil {
 		return nil, nil, err
 	}
+	own := side(survivors, newest)
+	again := newest.GetEra() != nil
 	next := proto.CloneOf(newest)
 	next.Era = &pb.Era{Counter: newest.GetEra().GetCounter() + 1, Id: in.ID}
 	next.Version = 0
@@ -69,9 +77,11 @@ func Plan(in Input) (plan *pb.EraPlan, notes []string, err error) {
 	}
 	// Versions number the moves of keys, and dedicated shards are numbered for good:
 	// those that only destroyed voters knew are not used again.
-	next.Version += uint64(Jump)
-	if n, err := config.NextDedicated(newest); err == nil && n <= math.MaxUint32-uint32(Jump) {
-		next.LastDedicated = n - 1 + uint32(Jump)
+	next.Version = goOn(next.Version, own, again)
+	if n, err := config.NextDedicated(newest); err == nil {
+		if n := goOn(uint64(n-1), own, again); n < math.MaxUint32 {
+			next.LastDedicated = uint32(n)
+		}
 	}
 	next.Voters = nil
 	for _, v := range newest.GetVoters() {
@@ -92,16 +102,46 @@ func Plan(in Input) (plan *pb.EraPlan, notes []string, err error) {
 				}
 			}
 		}
-		if fence.Epoch(e.GetEpoch()) > fence.MaxEpoch-Jump-1 {
-			return nil, nil, fmt.Errorf("partition %s: epoch %d leaves no room for %d more; epochs end at %d", p.GetName(), e.GetEpoch(), Jump, fence.MaxEpoch)
+		first := goOn(uint64(e.GetEpoch()), own, again)
+		if first > uint64(fence.MaxEpoch-Jump) {
+			return nil, nil, fmt.Errorf("partition %s: epoch %d leaves no room: the era would begin at %d, and epochs end at %d", p.GetName(), e.GetEpoch(), first, fence.MaxEpoch)
 		}
-		e.Epoch += uint32(Jump)
+		e.Epoch = uint32(first)
 		plan.Epochs = append(plan.Epochs, e)
 	}
 	if err := config.CheckPlan(plan); err != nil {
 		return nil, nil, err
 	}
 	return plan, notes, nil
+}
+
+// side is the number of the survivors' side: which of the cluster's regions, by
+// name, is the first that survives there. Sides have no survivor in common, and
+// no side is without a region. Those declared destroyed before count too: on
+// another side they may be the survivors.
+func side(survivors []*survivor, c *pb.ClusterConfiguration) int {
+	var regions []string
+	for _, v := range slices.Concat(c.GetVoters(), c.GetDestroyedVoters()) {
+		if !config.IsWitness(v.GetId()) && !slices.Contains(regions, v.GetId()) {
+			regions = append(regions, v.GetId())
+		}
+	}
+	slices.Sort(regions)
+	return slices.IndexFunc(regions, func(id string) bool {
+		return slices.ContainsFunc(survivors, func(s *survivor) bool { return s.voter.GetId() == id })
+	})
+}
+
+// goOn is where a side counts on that has seen up to highest: at least Jump
+// above, and where no other side does whatever that has seen. In an era after
+// another it is also above all that the other sides have reached in the one
+// before, one of which may have been given up since.
+func goOn(highest uint64, side int, again bool) uint64 {
+	from := highest + uint64(Jump)
+	if again {
+		from += stride
+	}
+	return (from+stride-1)/stride*stride + uint64(side%Sides)*uint64(Jump)
 }
 
 // name is whose facts they are.
@@ -179,7 +219,8 @@ func check(in Input, survivors []*survivor, newest *pb.ClusterConfiguration) err
 		}
 	}
 	for _, id := range in.Destroyed {
-		if config.VoterIncarnation(newest, id) == 0 {
+		before := slices.ContainsFunc(newest.GetDestroyedVoters(), func(v *pb.Voter) bool { return v.GetId() == id })
+		if config.VoterIncarnation(newest, id) == 0 && !before {
 			fault("%s is named as destroyed and is no voter; the voters are %s", id, voterIDs(newest))
 		}
 	}

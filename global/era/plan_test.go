@@ -112,10 +112,10 @@ func TestF16PlanOfTheSurvivors(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := p.GetConfiguration()
-	if config.EraOf(c) != (register.Era{Counter: 1, ID: 77}) || c.GetVersion() != 5+uint64(Jump) || c.GetLastDedicated() != config.FirstException-1+uint32(Jump) || len(c.GetVoters()) != 2 || len(c.GetDestroyedVoters()) != 4 {
+	if config.EraOf(c) != (register.Era{Counter: 1, ID: 77}) || c.GetVersion() != stride+uint64(Jump) || c.GetLastDedicated() != config.FirstException+uint32(stride+uint64(Jump)) || len(c.GetVoters()) != 2 || len(c.GetDestroyedVoters()) != 4 {
 		t.Errorf("%v", c)
 	}
-	if e := p.GetEpochs()[0]; e.GetEpoch() != 9+uint32(Jump) {
+	if e := p.GetEpochs()[0]; e.GetEpoch() != uint32(stride+uint64(Jump)) { // eu is the second of its regions by name
 		t.Errorf("%v", e)
 	}
 	if len(notes) != 1 || !strings.Contains(notes[0], "- voter region/ap") {
@@ -129,7 +129,7 @@ func TestF16PlanOfTheSurvivors(t *testing.T) {
 	}
 	// One survivor has begun the era, the other one not, and the plan is lost:
 	// another one takes both further.
-	begun := factsOf(cluster(), "region/eu", uint32(9+Jump))
+	begun := factsOf(cluster(), "region/eu", p.GetEpochs()[0].GetEpoch())
 	for _, f := range begun {
 		f.Configuration = c
 	}
@@ -138,7 +138,7 @@ func TestF16PlanOfTheSurvivors(t *testing.T) {
 		t.Error(p, err)
 	}
 	// Both have: there is nothing to force.
-	w1 := factsOf(cluster(), "witness/w1", uint32(9+Jump))
+	w1 := factsOf(cluster(), "witness/w1", p.GetEpochs()[0].GetEpoch())
 	w1[0].Configuration = c
 	if _, _, err := Plan(Input{Facts: slices.Concat(begun, w1), ID: 78}); err == nil || !strings.Contains(err.Error(), "not needed") {
 		t.Error(err)
@@ -147,9 +147,92 @@ func TestF16PlanOfTheSurvivors(t *testing.T) {
 	for _, f := range append(begun, w1...) {
 		f.EraStop = &pb.EraStop{Era: &pb.Era{Counter: 1, Id: 5}, By: "region/us"}
 	}
-	if p, _, err := Plan(Input{Facts: slices.Concat(begun, w1), ID: 78}); err != nil || p.GetConfiguration().GetEra().GetCounter() != 2 {
-		t.Error(p, err)
+	// The other side's voters are declared destroyed already; to name them again is
+	// what the runbook says.
+	for _, named := range [][]string{nil, others(cluster(), "region/eu", "witness/w1")} {
+		p, _, err := Plan(Input{Facts: slices.Concat(begun, w1), Destroyed: named, ID: 78})
+		if err != nil || p.GetConfiguration().GetEra().GetCounter() != 2 || len(p.GetConfiguration().GetDestroyedVoters()) != 4 {
+			t.Error(named, p, err)
+		}
 	}
+}
+
+// drawnSide are the survivors of one side: their configuration, and what each
+// has seen.
+type drawnSide struct {
+	ids  []string
+	conf *pb.ClusterConfiguration
+	seen uint32
+}
+
+func (s *drawnSide) facts() (out []*pb.VoterFacts) {
+	for _, id := range s.ids {
+		out = append(out, factsOf(s.conf, id, s.seen)...)
+	}
+	return out
+}
+
+// TestF16NoTwoSidesUseOneEpoch: a cluster in pieces, the operator of each takes
+// the others for destroyed and forces a quorum. Whatever each side knew, no
+// epoch, no version and no number of a shard is used by two of them; and whoever
+// is forced once more, when they have met, goes on above all of them.
+func TestF16NoTwoSidesUseOneEpoch(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		c := cluster()
+		c.Voters = append(c.Voters, &pb.Voter{Id: "region/sa", Incarnation: 7}, &pb.Voter{Id: "witness/w4", Incarnation: 8}, &pb.Voter{Id: "witness/w5", Incarnation: 9})
+		before := uint32(rapid.IntRange(0, 200_000).Draw(rt, "epoch"))
+		sides := make([]*drawnSide, rapid.IntRange(2, 4).Draw(rt, "sides"))
+		for i, id := range rapid.Permutation([]string{"region/eu", "region/us", "region/ap", "region/sa"}).Draw(rt, "regions") {
+			if i < len(sides) {
+				sides[i] = &drawnSide{conf: proto.CloneOf(c), seen: before + uint32(rapid.IntRange(0, int(Jump)-1).Draw(rt, "seen"))}
+				sides[i].conf.Version += uint64(rapid.IntRange(0, int(Jump)-1).Draw(rt, "versions seen"))
+			}
+			s := sides[i%len(sides)]
+			s.ids = append(s.ids, id)
+		}
+		for _, w := range []string{"witness/w1", "witness/w2", "witness/w3", "witness/w4", "witness/w5"} {
+			if s := sides[rapid.IntRange(0, len(sides)-1).Draw(rt, "side of "+w)]; len(s.ids) < 4 { // no majority
+				s.ids = append(s.ids, w)
+			}
+		}
+		highest := uint32(0)
+		epochs, versions, shards := map[uint32]int{}, map[uint64]int{}, map[uint32]int{}
+		for i, s := range sides {
+			p, _, err := Plan(Input{Facts: s.facts(), Destroyed: others(c, s.ids...), ID: uint64(i + 1)})
+			if err != nil {
+				rt.Fatal(err)
+			}
+			s.conf = p.GetConfiguration()
+			first := p.GetEpochs()[0].GetEpoch()
+			if first < s.seen+uint32(Jump) {
+				rt.Fatalf("epoch %d after %d", first, s.seen)
+			}
+			// All that it may use before they meet.
+			for n := range uint32(Jump) {
+				epochs[first+n]++
+				versions[s.conf.GetVersion()+uint64(n)]++
+				shards[s.conf.GetLastDedicated()+1+n]++
+			}
+			s.seen = first + uint32(rapid.IntRange(0, int(Jump)-1).Draw(rt, "changes of owner"))
+			highest = max(highest, s.seen)
+		}
+		if n := len(sides) * int(Jump); len(epochs) != n || len(versions) != n || len(shards) != n {
+			rt.Fatalf("%d sides use %d epochs, %d versions and %d shards of their own", len(sides), len(epochs), len(versions), len(shards))
+		}
+		for _, s := range sides {
+			facts := s.facts()
+			for _, f := range facts {
+				f.EraStop = &pb.EraStop{Era: &pb.Era{Counter: 1, Id: 99}}
+			}
+			p, _, err := Plan(Input{Facts: facts, ID: 100})
+			if err != nil {
+				rt.Fatal(err)
+			}
+			if first := p.GetEpochs()[0].GetEpoch(); first <= highest {
+				rt.Fatalf("the side that is chosen begins at %d; %d was used", first, highest)
+			}
+		}
+	})
 }
 
 // TestF16NothingOfBeforeWins whatever the survivors knew: each begins the era

@@ -348,7 +348,7 @@ func (w *eraWorld) force(s *eraState) *eraState {
 		panic(err)
 	}
 	if w.rules.level {
-		rec.Value.Epoch -= era.Jump
+		rec.Value.Epoch = seen
 	}
 	if w.rules.hasty {
 		rec.Value.Successor = ""
