@@ -62,6 +62,31 @@ func TestL3ThePromiseOfTheLeaderBeforeRunsOn(t *testing.T) {
 	})
 }
 
+// Nor is it shortened by a leader that begins anew in its term, as often as its
+// clock has gaps: it too says who holds what before it has renewed.
+func TestL3ThePromiseOfBeforeAClockGapRunsOn(t *testing.T) {
+	inWorld(t, func(w *world) {
+		c := w.client("a")
+		l := w.acquire(c, "lock/x")
+		w.valid(l, ttl)
+		for range 3 {
+			w.eu.Lapse(true)
+			w.eu.ClockGap()
+			w.valid(l, time.Second)
+			w.eu.ClockGap()
+			w.valid(l, time.Second)
+			w.eu.Lapse(false)
+			w.valid(l, 2*ttl)
+		}
+		w.eu.Lapse(true)
+		w.eu.ClockGap()
+		w.lost(l, 4*time.Second)
+		if left := l.Remaining(); left > 200*time.Millisecond {
+			t.Errorf("believed for another %v", left)
+		}
+	})
+}
+
 func TestARestartedServerCostsNothing(t *testing.T) {
 	inWorld(t, func(w *world) {
 		c := w.client("a")

@@ -23,11 +23,12 @@
 //
 // Validity is positive [F9 L1]. Per stream and term, and per session, the
 // Table keeps the set of tokens that the leader has named as held and not
-// withdrawn since. A stream's first ack of a session names all of them and
-// ends what older streams said of that session. A token ends at the earliest
-// of the session's end, its partition's end for the token's epoch, and its own
-// end if it has one. An answer to Acquire gives a token an end of its own and
-// nothing more until the stream names it.
+// withdrawn since. A stream's first ack of a session names all of them: one that
+// it does not name is lost, and for the others the promises of older streams run
+// on to their ends [L3]. On a stream a token ends at the earliest of the session's
+// end, its partition's end for the token's epoch, and its own end if it has one.
+// An answer to Acquire gives a token an end of its own and nothing more until the
+// stream names it.
 //
 // A message of a lower term than one taken before is dropped, on whatever
 // stream [L5].

@@ -47,10 +47,11 @@ func (t *Table) Clone() *Table {
 
 // AppendBelief appends a canonical form of all that bears on Valid, now or
 // after any further input: two Tables with the same form believe alike for
-// ever. Instants are written relative to now, on one clock for client and
-// leader; what is over is written as over. It is for a model checker in which
-// every ack finds its keepalive and is stamped as it is sent; schedules
-// (keepalives due, context ends) are left out.
+// ever. Instants are written relative to now, those of a leader as the client's
+// clock has them; what is over is written as over. It is for a model checker in
+// which time goes in steps much longer than what drift may cost, and every ack is
+// stamped as its keepalive is sent; schedules (keepalives due, context ends) are
+// left out.
 func (t *Table) AppendBelief(b []byte, now instant.Instant) []byte {
 	left := func(x instant.Instant) uint64 { return uint64(max(0, x.Sub(now))) }
 	b = binary.AppendUvarint(b, t.term)
@@ -64,10 +65,10 @@ func (t *Table) AppendBelief(b []byte, now instant.Instant) []byte {
 			b = append(b, 0xfe)
 		}
 		for _, p := range slices.SortedFunc(maps.Keys(st.ends), compareParts) {
-			if x := st.ends[p]; x > now {
+			if x := st.ends[p]; !st.paired || st.here(x) > now {
 				b = append(append(b, p.name...), 0)
 				b = binary.AppendUvarint(b, uint64(p.epoch))
-				b = binary.AppendUvarint(b, left(x))
+				b = st.appendLeft(b, x, now)
 			}
 		}
 		b = append(b, 0xff)
@@ -80,12 +81,14 @@ func (t *Table) AppendBelief(b []byte, now instant.Instant) []byte {
 		for _, v := range s.views {
 			b = binary.AppendUvarint(b, v.st.term)
 			b = binary.AppendUvarint(b, uint64(v.st.id))
-			b = binary.AppendUvarint(b, left(v.until))
+			b = v.st.appendLeft(b, v.until, now)
 			for _, r := range slices.Sorted(maps.Keys(v.named)) {
 				n := v.named[r]
 				b = append(append(b, r...), 0, flag(n.withdrawn), flag(n.until != 0))
 				b = binary.AppendUvarint(b, uint64(n.token))
-				b = binary.AppendUvarint(b, left(n.until))
+				if n.until != 0 {
+					b = v.st.appendLeft(b, n.until, now)
+				}
 			}
 			b = append(b, 0xff)
 		}
@@ -111,6 +114,18 @@ func (t *Table) AppendBelief(b []byte, now instant.Instant) []byte {
 		b = append(b, 0xff)
 	}
 	return b
+}
+
+// here is an instant of the leader's clock on ours, as if both went at one rate.
+func (st *stream) here(x instant.Instant) instant.Instant { return x.Add(st.c.Sub(st.s)) }
+
+// appendLeft writes how long an instant of the leader's clock is off. Without a
+// pair nobody knows yet what that is here, also of what seems to be over.
+func (st *stream) appendLeft(b []byte, x, now instant.Instant) []byte {
+	if !st.paired {
+		return binary.AppendVarint(b, int64(x.Sub(now)))
+	}
+	return binary.AppendUvarint(b, uint64(max(0, st.here(x).Sub(now))))
 }
 
 func compareKeys(a, b key) int {

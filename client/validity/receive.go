@@ -116,8 +116,7 @@ func (t *Table) takeAck(now instant.Instant, st *stream, ack *pb.Ack) []Event {
 }
 
 // takeComplete ends every token that the list does not name: those named by
-// this stream (withdrawn ones run to their end), and whatever older streams of
-// this term said.
+// this stream (withdrawn ones run to their end), and by older ones.
 func (t *Table) takeComplete(now instant.Instant, s *session, v *view, held []*pb.Held) []Event {
 	listed := map[string]fence.Token{}
 	for _, h := range held {
@@ -142,11 +141,12 @@ func (t *Table) takeComplete(now instant.Instant, s *session, v *view, held []*p
 		}
 	}
 	s.current = v.st.key
-	// A new leader names what is held before it has renewed the head lease, and
-	// can say nothing of its end till then. What the one before it promised for
-	// the same tokens stays true until it runs out: the new leader counts it as
-	// sent [L3]. Of its own term it says everything anew.
-	t.dropViews(s, func(w *view) bool { return w == v || w.st.term < v.st.term && t.speaks(now, s, w) })
+	// A leader names what is held before it has renewed the head lease, and can say
+	// nothing of its end till then: a new one, and one that begins anew within its
+	// term after a gap in its clock. What was promised before for the same tokens, on
+	// an older stream, stays true until it runs out: whoever leads counts it as sent
+	// [L3], for it cannot know when this ack arrives. Nothing is added to it.
+	t.dropViews(s, func(w *view) bool { return w == v || t.speaks(now, s, w) })
 	if s.view(v.st.key) == nil {
 		s.views = append(s.views, v)
 	}

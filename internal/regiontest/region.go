@@ -184,6 +184,10 @@ func (r *Region) Lapse(lapsed bool) {
 	r.mu.Unlock()
 }
 
+// ClockGap makes the leader begin anew in its term, as one whose clock had a gap.
+// It holds nothing until it renews the head lease.
+func (r *Region) ClockGap() { r.lessor.ClockGap() }
+
 // Own makes the region the owner of the partition under an epoch.
 func (r *Region) Own(epoch fence.Epoch) {
 	b := r.Accept(r.cfg.Name, epoch)

@@ -43,7 +43,8 @@
 // Any loss, delay or break of streams; a leader deposed without noticing,
 // paused at any point; commands whose outcome is unknown (they are proposed
 // again in the same term, and a session that is being expired takes no
-// keepalive meanwhile); a clock that stood still (ClockGap).
+// keepalive meanwhile); a clock that stood still or jumped (ClockGap): time starts
+// anew within the term [L3].
 //
 // # Duties of the shell, in this order
 //

@@ -421,37 +421,6 @@ func (l *Lessor) PulseFresh(now instant.Instant, fresh bool) {
 	l.pulse = fresh
 }
 
-// ClockGap: the leader's clock stood still or jumped. It counts as a restart:
-// what was promised stands (it ends no later than it says), what was known is
-// void. All streams close, because a client must not map an instant of before
-// with a round trip of after.
-func (l *Lessor) ClockGap(now instant.Instant) {
-	l.now = max(l.now, now)
-	l.generation++
-	l.checked = false
-	for len(l.arrivals) > 0 {
-		l.depart(l.arrivals[0])
-	}
-	l.strangers = nil // their streams close
-	l.begun, l.passed, l.wanted = l.order, l.order, l.order
-	for _, p := range l.parts {
-		p.holdEpoch, p.holdUntil = 0, 0
-		p.changed()
-	}
-	for _, st := range l.streams {
-		l.closeStream(st)
-	}
-	for _, s := range l.sessions {
-		s.deadline = max(s.deadline, now.Add(s.ttl))
-		for e := range s.offers {
-			if !e.proposed {
-				l.inherit(e)
-			}
-		}
-	}
-	l.restart()
-}
-
 // Stats are sizes for metrics and status.
 type Stats struct {
 	Sessions, Streams, Attached, Expiring, Leases, Offers, Revocations, Arrivals, Commands int

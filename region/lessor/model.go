@@ -242,6 +242,7 @@ func (l *Lessor) AppendState(b []byte, now instant.Instant, deposed bool) []byte
 		b = append(b, 0xff)
 		for _, r := range slices.Sorted(maps.Keys(s.waiting)) {
 			u(r)
+			u(uint64(s.waiting[r].length))
 		}
 		b = append(b, 0xff)
 		for _, p := range s.history {

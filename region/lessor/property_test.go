@@ -310,7 +310,7 @@ func TestModelKnowsEveryField(t *testing.T) {
 		reflect.TypeFor[timer]():     10,
 		reflect.TypeFor[inflight]():  8,
 		reflect.TypeFor[point]():     2,
-		reflect.TypeFor[waiter]():    5,
+		reflect.TypeFor[waiter]():    6,
 		reflect.TypeFor[delay]():     6,
 	} {
 		if got := typ.NumField(); got != want {

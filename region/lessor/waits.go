@@ -18,6 +18,7 @@ type waiter struct {
 	session   *session
 	request   uint64
 	partition *partition
+	length    time.Duration
 	timer     *timer // nil: it waits until it is cancelled
 	gone      bool
 }
@@ -47,8 +48,9 @@ func (l *Lessor) wait(s *session, w state.Waiter) {
 	s.waiting[w.Request] = q
 	l.refer(s, q.partition, 1)
 	if w.WaitMillis > 0 {
+		q.length = time.Duration(w.WaitMillis) * time.Millisecond
 		q.timer = &timer{kind: timerWait, waiter: q}
-		l.at(l.now.Add(time.Duration(w.WaitMillis)*time.Millisecond), q.timer)
+		l.at(l.now.Add(q.length), q.timer)
 	}
 }
 
@@ -120,21 +122,6 @@ func (l *Lessor) settle(p *partition) {
 	l.propose(&pb.Command{Kind: &pb.Command_Settle{Settle: &pb.SettleCommand{
 		Partition: p.name, Epoch: uint32(p.epoch),
 	}}}, &inflight{settle: p, epoch: p.epoch})
-}
-
-// restart counts lock delays anew after a gap in the clock: what it says has
-// passed may not have.
-func (l *Lessor) restart() {
-	for _, d := range l.delays {
-		if d.timer.at != 0 {
-			l.at(l.now.Add(d.length), d.timer)
-		}
-	}
-	for _, p := range l.parts {
-		if p.unsettled && p.timer.at != 0 {
-			l.adopted(p, true)
-		}
-	}
 }
 
 // refused: the state says that there is nothing to end.

@@ -3,7 +3,6 @@ package explore
 import (
 	"fmt"
 
-	"github.com/headlease/headlease/internal/instant"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 	"github.com/headlease/headlease/region/state"
 )
@@ -51,7 +50,39 @@ func (w *world) successors(emit func(step, *world)) {
 		n.settle(1 - n.cur) // otherwise its commands come to nothing
 	}
 	yield("tick", -1, -1, n)
+	if w.gaps < w.o.gaps {
+		for k := range gapKinds {
+			n := w.fork()
+			n.gap(k)
+			yield("gap", k, -1, n)
+		}
+	}
 	w.o.bug.steps(w, yield)
+}
+
+// gapKinds of a leader's clock: the process stood still and its clock ran on; it
+// jumped ahead, further than anything was promised; it stood still for a tick,
+// which the wall clock has shown.
+const gapKinds = 3
+
+const jump = 5 * tick
+
+// gap makes the leader begin anew in its term. A stale one has nothing then, as
+// if it were gone.
+func (w *world) gap(kind int) {
+	w.gaps++
+	s := &w.slots[w.cur]
+	switch kind {
+	case 1:
+		s.skew += jump
+	case 2:
+		w.now = w.now.Add(tick)
+		s.skew -= tick
+	}
+	w.lessor(w.cur).ClockGap(w.clock(w.cur))
+	s.arrived = [2]bool{}
+	w.drain(w.cur)
+	w.o.bug.gapped(w)
 }
 
 // leaderSteps are what a slot, leading or stale, does with its streams.
@@ -79,14 +110,14 @@ func (w *world) leaderSteps(l int, yield func(string, int, int, *world)) {
 		if w.o.quiet[i] {
 			continue
 		}
-		if !s.arrived[i] && (!stale || w.o.split || w.o.bug.staleKeepalives) && w.believable(l, i) {
+		if !s.arrived[i] && !s.ended[i] && (!stale || w.o.split || w.o.bug.staleKeepalives) && w.believable(l, i) {
 			n := w.fork()
 			n.keepalive(l, i)
 			yield("keepalive", l, i, n)
 		}
 		if len(s.queues[i]) < w.o.queue {
 			n := w.fork()
-			n.lessor(l).Push(n.now, streamID(i, s.streams[i]))
+			n.lessor(l).Push(n.clock(l), streamID(i, s.streams[i]))
 			n.drain(l)
 			if len(n.slots[l].queues[i]) > len(s.queues[i]) {
 				yield("push", l, i, n)
@@ -115,7 +146,7 @@ func (w *world) leaderSteps(l int, yield func(string, int, int, *world)) {
 		yield("check passed", l, -1, n)
 	case !stale && s.l.CheckWanted():
 		n := w.fork()
-		t := n.lessor(l).CheckBegun(n.now)
+		t := n.lessor(l).CheckBegun(n.clock(l))
 		n.slots[l].ticket, n.slots[l].arrived = &t, [2]bool{}
 		yield("check begun", l, -1, n)
 	}
@@ -130,7 +161,7 @@ func (w *world) believable(l, i int) bool {
 func passTicket(w *world, l int) {
 	t := *w.slots[l].ticket
 	w.slots[l].ticket = nil
-	w.lessor(l).CheckPassed(w.now, t)
+	w.lessor(l).CheckPassed(w.clock(l), t)
 	w.drain(l)
 }
 
@@ -142,11 +173,17 @@ func (w *world) breakStream(l, i int) {
 		if s.l == nil {
 			return
 		}
-		w.lessor(l).StreamClosed(w.now, streamID(i, s.streams[i]))
-		w.lessor(l).StreamOpened(w.now, streamID(i, s.streams[i]))
+		w.lessor(l).StreamClosed(w.clock(l), streamID(i, s.streams[i]))
+		w.lessor(l).StreamOpened(w.clock(l), streamID(i, s.streams[i]))
 		w.drain(l)
 		return
 	}
+	w.reopen(l, i)
+}
+
+// reopen: the client's stream has ended, and it opens a new one.
+func (w *world) reopen(l, i int) {
+	s := &w.slots[l]
 	if !w.o.bug.keepsStreams {
 		w.client(i).StreamBroken(s.streams[i])
 	}
@@ -156,9 +193,9 @@ func (w *world) breakStream(l, i int) {
 			continue
 		}
 		s := &w.slots[k]
-		s.streams[i], s.queues[i] = id, nil
+		s.streams[i], s.queues[i], s.ended[i] = id, nil, false
 		if s.l != nil { // it does not learn that the old one is gone
-			w.lessor(k).StreamOpened(w.now, streamID(i, id))
+			w.lessor(k).StreamOpened(w.clock(k), streamID(i, id))
 			w.drain(k)
 		}
 	}
@@ -172,8 +209,8 @@ func (w *world) answer(l, i int) bool {
 	}
 	term := w.lessor(l).Term()
 	w.drain(l)
-	w.reply[i] = &reply{request: w.request[i], m: &pb.AcquireResponse{
-		Term: term, ReceivedAt: int64(w.now), Outcome: &pb.AcquireResponse_Granted{Granted: h},
+	w.reply[i] = &reply{request: w.request[i], at: w.now, skew: w.slots[l].skew, m: &pb.AcquireResponse{
+		Term: term, ReceivedAt: int64(w.clock(l)), Outcome: &pb.AcquireResponse_Granted{Granted: h},
 	}}
 	return true
 }
@@ -183,7 +220,7 @@ func honestAnswer(w *world, l, i int) (*pb.Held, error) {
 	if !ok {
 		return nil, nil
 	}
-	return w.lessor(l).Answer(w.now, sessionIDs[i], resource, token)
+	return w.lessor(l).Answer(w.clock(l), sessionIDs[i], resource, token)
 }
 
 // clientSteps are a session's own.
@@ -191,7 +228,7 @@ func (w *world) clientSteps(i int, yield func(string, int, int, *world)) {
 	if r := w.reply[i]; r != nil {
 		n := w.fork()
 		n.reply[i] = nil
-		n.events(i, n.client(i).AcquireAnswered(n.now, instant.Instant(r.m.GetReceivedAt()), sessionIDs[i], r.request, r.m))
+		n.events(i, n.client(i).AcquireAnswered(n.now, r.at, sessionIDs[i], r.request, r.m))
 		yield("answered", i, -1, n)
 	}
 	lease, isHeld := w.st.lease()
@@ -232,7 +269,7 @@ func (w *world) within() bool {
 // partitionSteps are the head lease's, and revocations.
 func (w *world) partitionSteps(yield func(string, int, int, *world)) {
 	if w.taken == 0 {
-		if _, until, ok := w.slots[w.cur].l.Hold(w.now, partition); !ok || until < w.now.Add(w.o.d) {
+		if _, until, ok := w.slots[w.cur].l.Hold(w.clock(w.cur), partition); !ok || until < w.clock(w.cur).Add(w.o.d) {
 			n := w.fork()
 			n.renew()
 			yield("renew", -1, -1, n)
@@ -253,7 +290,7 @@ func (w *world) partitionSteps(yield func(string, int, int, *world)) {
 	case w.taken == 0 && w.headRight <= w.now:
 		n := w.fork()
 		n.taken = 1
-		n.lessor(n.cur).Lapsed(n.now, partition, epoch)
+		n.lessor(n.cur).Lapsed(n.clock(n.cur), partition, epoch)
 		n.drain(n.cur)
 		yield("taken", -1, -1, n)
 	case w.taken == 1:
@@ -265,7 +302,7 @@ func (w *world) partitionSteps(yield func(string, int, int, *world)) {
 		if p, _ := w.st.view.Partition(partition); p.Epoch < w.o.epochs {
 			n := w.fork()
 			n.st = n.rs.adopt(n.st, n.term, p.Epoch+1, n.o.d)
-			n.lessor(n.cur).Applied(n.now, []state.Event{state.PartitionAdopted{Partition: partition, Epoch: p.Epoch + 1}})
+			n.lessor(n.cur).Applied(n.clock(n.cur), []state.Event{state.PartitionAdopted{Partition: partition, Epoch: p.Epoch + 1}})
 			n.drain(n.cur)
 			n.taken = 0
 			yield("adopt", -1, -1, n)
@@ -282,7 +319,7 @@ func (w *world) commit(k int, feed bool) {
 	result := w.apply(cmd, feed)
 	w.o.bug.committed(w, cmd, feed)
 	if feed {
-		w.lessor(w.cur).CommandDone(w.now, c.ID, result, nil)
+		w.lessor(w.cur).CommandDone(w.clock(w.cur), c.ID, result, nil)
 		w.drain(w.cur)
 	}
 	if !w.within() {

@@ -35,6 +35,7 @@ type bug struct {
 	committed func(w *world, c *pb.Command, feed bool)
 	revoked   func(w *world)
 	elected   func(w *world)
+	gapped    func(w *world)
 	steps     func(w *world, yield func(string, int, int, *world))
 }
 
@@ -68,6 +69,9 @@ func (b bug) withDefaults() bug {
 	}
 	if b.elected == nil {
 		b.elected = func(*world) {}
+	}
+	if b.gapped == nil {
+		b.gapped = func(*world) {}
 	}
 	if b.steps == nil {
 		b.steps = func(*world, func(string, int, int, *world)) {}
@@ -121,7 +125,7 @@ var bugs = map[string]func() bug{
 		return bug{keepsStale: true, passed: func(w *world, l int) {
 			w.slots[l].ticket = nil
 			w.slots[l].arrived = [2]bool{}
-			w.lessor(l).CheckPassed(w.now, w.lessor(l).CheckBegun(w.now))
+			w.lessor(l).CheckPassed(w.clock(l), w.lessor(l).CheckBegun(w.clock(l)))
 			w.drain(l)
 		}}
 	},
@@ -138,7 +142,7 @@ var bugs = map[string]func() bug{
 		return bug{settle: func(w *world, l int) bool {
 			s := &w.slots[l]
 			c := s.l.Clone()
-			c.Tick(w.now)
+			c.Tick(w.clock(l))
 			for _, cmd := range c.Take().Commands {
 				ids := cmd.Command.GetExpire().GetSessionIds()
 				known := len(ids) == 0
@@ -239,6 +243,29 @@ var bugs = map[string]func() bug{
 			if w.term > 1 {
 				endRevocationNow(w)
 			}
+		}}
+	},
+	// A leader that begins anew counts only what it has sent since.
+	"L3 anew": func() bug {
+		return bug{revoked: func(w *world) {
+			if w.gaps > 0 {
+				endRevocationNow(w)
+			}
+		}}
+	},
+	// And does not wait for a revocation that it finds then.
+	"L3 anew found": func() bug { return bug{gapped: endRevocationNow} },
+	// What a leader that begins anew says reaches what was named before, mapped by
+	// the round trip of before: its streams go on.
+	"L3 anew mixed": func() bug {
+		return bug{keepsMessages: true, keepsStreams: true, received: func(w *world, l, i int, m queued) []validity.Event {
+			events := honestReceived(w, l, i, m)
+			if m.m.GetPush() != nil {
+				for id := validity.StreamID(1); id < w.slots[l].streams[i]; id++ {
+					events = append(events, w.client(i).Received(w.now, id, m.m)...)
+				}
+			}
+			return events
 		}}
 	},
 	// An offer that is not confirmed passes on at once, and validity sent for

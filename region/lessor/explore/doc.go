@@ -15,7 +15,9 @@
 // run out, be taken by another region, dropped and won back under a new epoch.
 // The two slots may share a session's stream, as a server carries it from one
 // leader to the next; a lease may name a lock delay, and a request how long it
-// waits.
+// waits. The leader's clock may have a gap (it ran on while the process stood
+// still, it jumped ahead, it stood still itself): the leader begins anew in its
+// term, and ends its streams.
 //
 // In every state it asserts that
 //   - at most one session believes that it holds the resource (I4);
@@ -32,9 +34,10 @@
 // every reachable state was seen, or stops at its limit of states, and says
 // which.
 //
-// Not explored, but tested beside the packages: clock gaps, drift, several
-// resources and partitions in one session, batches of expiries, planned drains,
-// cancelled requests, and the client's Poll (it only ends beliefs).
+// Not explored, but tested beside the packages: gaps of a client's clock, gaps
+// that are noticed late, drift, several resources and partitions in one session,
+// batches of expiries, planned drains, cancelled requests, and the client's Poll
+// (it only ends beliefs).
 //
 // Each seeded bug breaks one rule by wrapping the parts (nothing in the shipped
 // code knows of it) and must be caught, or the test fails. Seeded random walks

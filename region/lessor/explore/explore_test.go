@@ -69,6 +69,16 @@ var slicesOf = map[string]options{
 		o.terms, o.revoke, o.muxed, o.breaks, o.limit = 3, true, true, 1, 32_000
 	}),
 	"waits": with(func(o *options) { o.delay, o.wait, o.limit = tick, 3*tick, 32_000 }),
+	"gap": with(func(o *options) {
+		o.terms, o.gaps, o.revoke, o.quiet, o.limit = 1, 2, true, noOther, 32_000
+	}),
+	"gap wide": with(func(o *options) {
+		o.ttl, o.gaps, o.revoke, o.breaks, o.limit = 3*tick, 1, true, 1, 32_000
+	}),
+	"gap d3": with(func(o *options) {
+		o.d, o.terms, o.gaps, o.revoke, o.split, o.limit = 3*tick, 1, 1, true, true, 32_000
+	}),
+	"gap waits": with(func(o *options) { o.terms, o.gaps, o.delay, o.wait, o.limit = 1, 1, tick, 3*tick, 32_000 }),
 	// Small enough to be completed with a larger factor.
 	"one term": with(func(o *options) { o.terms, o.quiet, o.limit = 1, noOther, 32_000 }),
 	"near": with(func(o *options) {
@@ -102,7 +112,7 @@ func TestShippedPartsHold(t *testing.T) {
 func TestRandomWalks(t *testing.T) {
 	o := slicesOf["near"]
 	o.bug = bug{}.withDefaults()
-	o.terms, o.grants, o.epochs, o.requests, o.breaks = 6, 8, 4, 6, 4
+	o.terms, o.grants, o.epochs, o.requests, o.breaks, o.gaps = 6, 8, 4, 6, 4, 4
 	walks := max(1, int(600**factor/raceCost))
 	steps, believed, deepest := 0, 0, 0
 	begin := time.Now()
@@ -138,7 +148,7 @@ func TestRandomWalks(t *testing.T) {
 }
 
 // rare steps end beliefs; the others make them.
-var rare = map[string]float64{"tick": 0.4, "leader": 0.2, "revoke": 0.3, "taken": 0.3, "break": 0.1, "release": 0.3}
+var rare = map[string]float64{"tick": 0.4, "leader": 0.2, "revoke": 0.3, "taken": 0.3, "break": 0.1, "release": 0.3, "gap": 0.1}
 
 // walk takes one random step.
 func (w *world) walk(rng *rand.Rand) (*world, step) {
@@ -168,6 +178,9 @@ var where = map[string]options{
 	"L1":            with(func(o *options) { o.ttl, o.terms, o.revoke, o.breaks = 3*tick, 1, true, 1 }),
 	"L2":            with(func(o *options) { o.d, o.split, o.quiet = 3*tick, true, noOther }),
 	"L3":            with(func(o *options) { o.revoke, o.quiet = true, noOther }),
+	"L3 anew":       with(func(o *options) { o.terms, o.gaps, o.revoke, o.quiet = 1, 1, true, noOther }),
+	"L3 anew found": with(func(o *options) { o.terms, o.gaps, o.revoke, o.quiet = 1, 1, true, noOther }),
+	"L3 anew mixed": with(func(o *options) { o.ttl, o.terms, o.gaps, o.quiet = 3*tick, 1, 1, noOther }),
 	"L4":            with(passedOn),
 	"L5 old term":   with(lateAck),
 	"L5 reorder":    with(func(o *options) { o.ttl, o.terms, o.revoke, o.breaks, o.queue = 3*tick, 1, true, 1, 2 }),

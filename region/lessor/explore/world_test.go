@@ -30,6 +30,8 @@ type options struct {
 	epochs fence.Epoch
 	queue  int
 	breaks int
+	// gaps of the leader's clock at most; see gapKinds.
+	gaps int
 	// What may happen.
 	drop, replies, revoke, release, acquire bool
 	// split: a leadership check begins and passes in two steps, and a stale
@@ -87,6 +89,7 @@ type world struct {
 	taken     int
 	lastToken fence.Token
 	breaks    int
+	gaps      int
 	// delayed is when the lock delay ends at the earliest, queued when session 1
 	// took its place.
 	delayed, queued instant.Instant
@@ -109,21 +112,37 @@ type slot struct {
 	pending []lessor.Command
 	streams [2]validity.StreamID
 	queues  [2][]queued
+	// skew is what its clock is ahead of the world's, which is the clients'.
+	skew time.Duration
+	// ended: it has ended the stream, of which the queue's last message tells.
+	ended [2]bool
 	// arrived: a keepalive waits for a check that is not begun.
 	arrived [2]bool
 	lastArr [2]instant.Instant
 	ticket  *lessor.Ticket
 }
 
+// queued was sent at an instant of the world, by a clock with that skew.
 type queued struct {
-	m  *pb.AttachResponse
-	at instant.Instant
+	m    *pb.AttachResponse // nil: the stream's end
+	at   instant.Instant
+	skew time.Duration
 }
 
 type reply struct {
 	m       *pb.AcquireResponse
 	request uint64
+	at      instant.Instant
+	skew    time.Duration
 }
+
+// left is the time until an instant of the clock with that skew.
+func (w *world) left(x int64, skew time.Duration) uint64 {
+	return uint64(max(0, instant.Instant(x).Sub(w.now)-skew))
+}
+
+// clock is what a slot's clock says.
+func (w *world) clock(l int) instant.Instant { return w.now.Add(w.slots[l].skew) }
 
 func newWorld(o *options) *world {
 	rs := newRegionStates(*o)
@@ -194,12 +213,14 @@ func streamID(i int, id validity.StreamID) lessor.StreamID {
 // lead builds the tables of the current term at the current slot.
 func (w *world) lead() {
 	s := &w.slots[w.cur]
-	s.l = lessor.New(lessor.Config{PushEvery: time.Hour}, w.st.view, w.term, w.now)
+	s.l = lessor.New(lessor.Config{PushEvery: time.Hour}, w.st.view, w.term, w.clock(w.cur))
 	w.ownLessor[w.cur] = true
 	s.arrived, s.ticket = [2]bool{}, nil
-	s.l.PulseFresh(w.now, true)
+	s.l.PulseFresh(w.clock(w.cur), true)
 	for i := range s.streams {
-		s.l.StreamOpened(w.now, streamID(i, s.streams[i]))
+		if !s.ended[i] {
+			s.l.StreamOpened(w.clock(w.cur), streamID(i, s.streams[i]))
+		}
 	}
 	if !w.o.bug.keepsCommands {
 		s.pending = nil
@@ -213,16 +234,27 @@ func (w *world) drain(l int) {
 	out := s.l.Take()
 	for _, m := range out.Sends {
 		i, id := int(m.Stream>>32), validity.StreamID(m.Stream&0xffffffff)
-		if id != s.streams[i] {
+		if id != s.streams[i] || s.ended[i] {
 			continue // nobody is there any more
 		}
 		if msg := w.o.bug.sent(w, l, i, m.Message); msg != nil {
-			s.queues[i] = append(s.queues[i][:len(s.queues[i]):len(s.queues[i])], queued{msg, w.now})
+			w.enqueue(l, i, msg)
+		}
+	}
+	for _, c := range out.Closes {
+		if i, id := int(c>>32), validity.StreamID(c&0xffffffff); id == s.streams[i] && !s.ended[i] {
+			s.ended[i] = true
+			w.enqueue(l, i, nil)
 		}
 	}
 	if l == w.cur || w.o.bug.keepsCommands {
 		s.pending = append(s.pending[:len(s.pending):len(s.pending)], out.Commands...)
 	}
+}
+
+func (w *world) enqueue(l, i int, m *pb.AttachResponse) {
+	s := &w.slots[l]
+	s.queues[i] = append(s.queues[i][:len(s.queues[i]):len(s.queues[i])], queued{m, w.now, s.skew})
 }
 
 // settle lets a lessor do what is due.
@@ -234,8 +266,8 @@ func (w *world) settle(l int) {
 	if w.o.bug.settle != nil && w.o.bug.settle(w, l) {
 		return
 	}
-	if at, ok := s.l.Next(); ok && at <= w.now {
-		w.lessor(l).Tick(w.now)
+	if at, ok := s.l.Next(); ok && at <= w.clock(l) {
+		w.lessor(l).Tick(w.clock(l))
 	}
 	w.drain(l)
 }
@@ -265,7 +297,7 @@ func (w *world) apply(cmd *pb.Command, feed bool) *pb.CommandResult {
 		}
 	}
 	if feed && len(a.events) > 0 {
-		w.lessor(w.cur).Applied(w.now, a.events)
+		w.lessor(w.cur).Applied(w.clock(w.cur), a.events)
 		w.drain(w.cur)
 	}
 	return a.result
@@ -273,7 +305,7 @@ func (w *world) apply(cmd *pb.Command, feed bool) *pb.CommandResult {
 
 func (w *world) renew() {
 	w.headRight = w.now.Add(w.o.d)
-	w.lessor(w.cur).HeadLease(w.now, partition, w.st.epoch(), w.headRight)
+	w.lessor(w.cur).HeadLease(w.clock(w.cur), partition, w.st.epoch(), w.clock(w.cur).Add(w.o.d))
 	w.drain(w.cur)
 }
 
@@ -299,15 +331,15 @@ func (w *world) keepalive(l, i int) {
 	if ka == nil {
 		return
 	}
-	w.lessor(l).Keepalive(w.now, streamID(i, s.streams[i]), ka)
-	s.arrived[i], s.lastArr[i] = true, w.now
+	w.lessor(l).Keepalive(w.clock(l), streamID(i, s.streams[i]), ka)
+	s.arrived[i], s.lastArr[i] = true, w.clock(l)
 	w.drain(l)
 }
 
 // check is a whole leadership check, begun and passed now.
 func (w *world) check(l int) {
 	le := w.lessor(l)
-	le.CheckPassed(w.now, le.CheckBegun(w.now))
+	le.CheckPassed(w.clock(l), le.CheckBegun(w.clock(l)))
 	w.slots[l].arrived = [2]bool{}
 	w.drain(l)
 }
@@ -318,6 +350,10 @@ func (w *world) deliver(l, i, k int) {
 	m := q[k]
 	left := append(q[:0:0], q[:k]...)
 	w.slots[l].queues[i] = append(left, q[k+1:]...)
+	if m.m == nil {
+		w.reopen(l, i)
+		return
+	}
 	w.events(i, w.o.bug.received(w, l, i, m))
 }
 
@@ -373,7 +409,7 @@ func (w *world) violation() string {
 func (w *world) normalise() {
 	stale := 1 - w.cur
 	if s := &w.slots[stale]; s.l != nil && !w.o.bug.keepsStale {
-		if _, _, ok := s.l.Hold(w.now, partition); !ok && (!w.o.split || s.ticket == nil) {
+		if _, _, ok := s.l.Hold(w.clock(stale), partition); !ok && (!w.o.split || s.ticket == nil) {
 			s.l, s.ticket, s.arrived = nil, nil, [2]bool{}
 		}
 	}
@@ -382,7 +418,7 @@ func (w *world) normalise() {
 			for i := range w.clients {
 				q := w.slots[l].queues[i]
 				for k := 0; k < len(q); k++ {
-					if w.dead(i, q[k].m) {
+					if w.dead(i, q[k]) {
 						q = append(append(q[:0:0], q[:k]...), q[k+1:]...)
 						k--
 					}
@@ -392,20 +428,24 @@ func (w *world) normalise() {
 		}
 	}
 	for i, r := range w.reply {
-		if r != nil && instant.Instant(r.m.GetGranted().GetUntil()) <= w.now {
+		if r != nil && w.left(r.m.GetGranted().GetUntil(), r.skew) == 0 {
 			w.reply[i] = nil
 		}
 	}
 }
 
 // dead: the client would drop the message, or it says nothing any more.
-func (w *world) dead(i int, m *pb.AttachResponse) bool {
+func (w *world) dead(i int, q queued) bool {
+	m := q.m
+	if m == nil {
+		return false
+	}
 	if m.GetTerm() < w.clients[i].Term() {
 		return true
 	}
 	if p := m.GetPush(); p != nil {
 		for _, e := range p.GetPartitions() {
-			if instant.Instant(e.GetUntil()) > w.now {
+			if w.left(e.GetUntil(), q.skew) > 0 {
 				return false
 			}
 		}
@@ -420,7 +460,7 @@ func (w *world) key(b []byte) []byte {
 	u := func(x uint64) { b = binary.AppendUvarint(b, x) }
 	u(w.st.id)
 	u(w.term)
-	b = append(b, byte(w.cur), byte(w.taken), byte(w.breaks))
+	b = append(b, byte(w.cur), byte(w.taken), byte(w.breaks), byte(w.gaps))
 	u(left(w.headRight))
 	u(left(w.delayed))
 	if w.o.wait > 0 {
@@ -433,9 +473,11 @@ func (w *world) key(b []byte) []byte {
 			b = append(b, 0)
 		} else {
 			b = append(b, 1)
-			b = s.l.AppendState(b, w.now, l != w.cur && !w.o.bug.keepsCommands)
+			b = s.l.AppendState(b, w.clock(l), l != w.cur && !w.o.bug.keepsCommands)
 			b = append(b, bit(s.arrived[0])|bit(s.arrived[1])<<1|bit(s.ticket != nil)<<2)
 		}
+		b = binary.AppendVarint(b, int64(s.skew))
+		b = append(b, bit(s.ended[0])|bit(s.ended[1])<<1)
 		for _, c := range s.pending {
 			b = append(appendCommand(b, c.Command), 0)
 		}
@@ -443,7 +485,7 @@ func (w *world) key(b []byte) []byte {
 		for i := range s.streams {
 			u(uint64(s.streams[i]))
 			for _, m := range s.queues[i] {
-				b = appendMessage(b, m.m, w.now)
+				b = appendMessage(b, m.m, w.now.Add(m.skew))
 				if w.o.bug.agesMessages {
 					b = binary.AppendVarint(b, int64(m.at.Sub(w.now)))
 				}
@@ -460,7 +502,7 @@ func (w *world) key(b []byte) []byte {
 			b = append(b, 1)
 			u(r.m.GetTerm())
 			u(r.m.GetGranted().GetToken())
-			u(left(instant.Instant(r.m.GetGranted().GetUntil())))
+			u(w.left(r.m.GetGranted().GetUntil(), r.skew))
 			u(r.request)
 		} else {
 			b = append(b, 0)
@@ -538,6 +580,8 @@ func appendMessage(b []byte, m *pb.AttachResponse, now instant.Instant) []byte {
 	case *pb.AttachResponse_Failed:
 		b = append(b, 6)
 		u(k.Failed.GetRequestId())
+	case nil:
+		b = append(b, 7)
 	default:
 		panic(fmt.Sprintf("the lessor sends %v", m))
 	}
