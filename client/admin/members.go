@@ -270,6 +270,33 @@ func (c *Cluster) RemoveServer(ctx context.Context, region, name, raftID string,
 	}
 }
 
+// HandOver has a voter of a region's group lead it, and returns when it does;
+// already: it did. It may be repeated.
+func (c *Cluster) HandOver(ctx context.Context, region, name string) (already bool, err error) {
+	for asked := false; ; {
+		var res *pb.HandOverResponse
+		err := c.decide(ctx, region, func(ctx context.Context, s pb.MemberServiceClient) (err error) {
+			res, err = s.HandOver(ctx, &pb.HandOverRequest{Name: name})
+			// A server that passed the request on and then saw the leader go answers
+			// that there is none: it may have been done.
+			asked = asked || err != nil && !refusal(err) || !res.GetAlready()
+			return err
+		})
+		switch {
+		case err != nil:
+			return false, err
+		case res.GetAlready():
+			return !asked, nil
+		}
+		// Another one may have been elected: the leader of then is asked.
+		select {
+		case <-ctx.Done():
+			return false, fmt.Errorf("server %s was handed leadership, and whether it leads is unknown (%w); run the same command again", name, context.Cause(ctx))
+		case <-time.After(retryAfter):
+		}
+	}
+}
+
 // ReplaceServer puts one server in the place of another, of the same region:
 // the new one is added, and then the old one removed, so that the group never
 // has less spare than before. With one name for both, the data of which was lost

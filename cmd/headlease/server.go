@@ -18,7 +18,7 @@ import (
 func newServerCmd(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "server",
-		Short: "List, add, remove and replace the servers of a region",
+		Short: "List, add, remove and replace the servers of a region, and say which leads",
 		Long: `Server changes which servers make up a region's Raft group, while it runs.
 
 A new server needs a certificate, a place in the cluster file (running processes
@@ -35,7 +35,7 @@ and replace it by itself: 'server replace eu-2 eu-2'.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newServerListCmd(a), newServerAddCmd(a), newServerRemoveCmd(a), newServerReplaceCmd(a))
+	cmd.AddCommand(newServerListCmd(a), newServerAddCmd(a), newServerRemoveCmd(a), newServerReplaceCmd(a), newServerLeadCmd(a))
 	return cmd
 }
 
@@ -331,5 +331,38 @@ command again, and it goes on where it stopped.`,
 		},
 	}
 	f.add(cmd, true)
+	return cmd
+}
+
+func newServerLeadCmd(a *app) *cobra.Command {
+	var f changeFlags
+	cmd := &cobra.Command{
+		Use:   "lead SERVER",
+		Short: "Hand the leadership of a region to one of its servers",
+		Long: `Lead has the leader of the server's region hand leadership over to it, and returns
+when it leads. The server must be a voter that has caught up; clients are without a
+leader for some milliseconds. A server that is stopped hands leadership over by
+itself; use this to choose the successor, for example before maintenance.`,
+		Example: `  headlease server lead eu-2`,
+		Args:    usage(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.changing(cmd.Context(), f, func(ctx context.Context, c *cluster.Cluster, _ func(string)) (string, error) {
+				region, err := c.RegionOf(ctx, args[0])
+				if err != nil {
+					return "", err
+				}
+				already, err := c.HandOver(ctx, region, args[0])
+				switch {
+				case err != nil:
+				case already:
+					err = a.printf("%s leads region %s already\n", args[0], region)
+				default:
+					err = a.printf("%s leads region %s\n", args[0], region)
+				}
+				return "", err
+			})
+		},
+	}
+	f.add(cmd, false)
 	return cmd
 }

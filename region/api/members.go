@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -124,6 +125,7 @@ func (g *Group) ask(ctx context.Context, m *members.Member, term uint64) {
 	}
 	m.LastIndex, m.AppliedIndex, m.Level = res.GetLastIndex(), res.GetAppliedIndex(), res.GetFeatureLevel()
 	if res.GetTerm() != term {
+		m.Ahead = res.GetTerm() > term
 		m.Problem = fmt.Sprintf("is in Raft term %d and the leader in %d: it does not hear the leader", res.GetTerm(), term)
 		return
 	}
@@ -307,6 +309,37 @@ func (s *Members) RemoveMember(ctx context.Context, req *pb.RemoveMemberRequest)
 	}
 	g.Logger.Info("server removed from the group", "name", m.Name, "raft_id", m.RaftID)
 	return &pb.RemoveMemberResponse{Removed: true}, nil
+}
+
+// HandOver hands leadership to the named voter.
+func (s *Members) HandOver(ctx context.Context, req *pb.HandOverRequest) (*pb.HandOverResponse, error) {
+	g := s.Group
+	release, err := g.take(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	group, term, _, err := g.look(ctx)
+	if err != nil {
+		return nil, err
+	}
+	already, refusal := members.MayLead(group, req.GetName())
+	switch {
+	case slices.ContainsFunc(group, func(m members.Member) bool { return m.Ahead }):
+		// Another one was elected, and this server has not heard it yet.
+		return nil, notLeader("")
+	case refusal != nil:
+		return nil, refused("%s", refusal.Reason)
+	case already:
+		return &pb.HandOverResponse{Already: true}, nil
+	}
+	m, _ := members.Find(group, req.GetName())
+	caller, _ := s.Identify(ctx)
+	g.Logger.Info("leadership is handed over on request", "to", m.Name, "term", term, "by", caller.Name)
+	if err := changed(g.Raft.TransferLeadership(ctx, m.RaftID)); err != nil {
+		return nil, err
+	}
+	return &pb.HandOverResponse{}, nil
 }
 
 // changed is the outcome of a change of the group. Every change may be asked for

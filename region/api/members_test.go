@@ -261,6 +261,37 @@ func TestPromoteAndRemove(t *testing.T) {
 }
 
 // TestOneChangeAtATime: the second one waits a little, and is refused.
+// TestHandOver: to a live voter; one that leads is left alone, and a leader that
+// sees a later term says that it leads no more, for then it may have happened.
+func TestHandOver(t *testing.T) {
+	inGroup(t, func(t *testing.T, w *groupWorld) {
+		w.caller = policy.Caller{Role: policy.Admin, Name: "admin"}
+		ask := func(name string) (*pb.HandOverResponse, error) {
+			return w.service.HandOver(t.Context(), &pb.HandOverRequest{Name: name})
+		}
+		if res, err := ask("eu-1"); err != nil || !res.GetAlready() || len(w.raft.did) != 0 {
+			t.Errorf("%v, %v, did %q", res, err, w.raft.did)
+		}
+		if _, err := ask("eu-9"); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "is not a member") {
+			t.Errorf("%v", err)
+		}
+		if res, err := ask("eu-3"); err != nil || res.GetAlready() || len(w.raft.did) != 1 || w.raft.did[0] != "transfer to eu-3/u" {
+			t.Errorf("%v, %v, did %q", res, err, w.raft.did)
+		}
+		w.raft.deposed = true
+		if _, err := ask("eu-3"); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "ask again") {
+			t.Errorf("%v", err)
+		}
+		w.raft.did = nil
+		for _, name := range []string{"eu-2", "eu-3"} {
+			w.answers["eu-3"].Term = 5
+			if _, err := ask(name); status.Code(err) != codes.Unavailable || len(w.raft.did) != 0 {
+				t.Errorf("%s, while eu-3 is in a later term: %v, did %q", name, err, w.raft.did)
+			}
+		}
+	})
+}
+
 func TestOneChangeAtATime(t *testing.T) {
 	inGroup(t, func(t *testing.T, w *groupWorld) {
 		release := make(chan struct{})

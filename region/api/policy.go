@@ -70,6 +70,7 @@ func Policy() policy.Table {
 		pb.MemberService_ListMembers_FullMethodName:   {Deadline: shortCall, MaxRequestBytes: smallRequest, Roles: admins},
 		pb.MemberService_PromoteMember_FullMethodName: {Deadline: 15 * time.Second, MaxRequestBytes: smallRequest, Roles: admins},
 		pb.MemberService_RemoveMember_FullMethodName:  {Deadline: 15 * time.Second, MaxRequestBytes: smallRequest, Roles: admins},
+		pb.MemberService_HandOver_FullMethodName:      {Deadline: 15 * time.Second, MaxRequestBytes: smallRequest, Roles: admins},
 
 		pb.AuditService_ExportAudit_FullMethodName: {Deadline: 5 * time.Minute, MaxRequestBytes: smallRequest, Roles: admins},
 

@@ -26,6 +26,9 @@ type Member struct {
 	Live bool
 	// Problem says why it is not live.
 	Problem string
+	// Ahead: it is in a later term than the leader, whose leadership is over or
+	// about to be.
+	Ahead bool
 	// LastIndex is the newest entry of its log, AppliedIndex the newest applied.
 	LastIndex, AppliedIndex uint64
 	// Level is the highest feature level that its program knows; 0 if it did not
@@ -157,6 +160,23 @@ func MayRemove(group []Member, name, raftID string, force bool) (already bool, r
 	case after.spare() == 0 && before.spare() > 0 && !force:
 		return false, refuse("without server %s the group of %d voters would survive no loss, and now it survives one; "+
 			"add a server first (`headlease server replace` does both), or use --force", name, after.voters)
+	}
+	return false, nil
+}
+
+// MayLead judges whether leadership may be handed to the named member; already:
+// it leads.
+func MayLead(group []Member, name string) (already bool, refusal *Refusal) {
+	m, ok := Find(group, name)
+	switch {
+	case !ok:
+		return false, refuse("server %s is not a member of the group; `headlease server list` shows who is", name)
+	case m.Leader:
+		return true, nil
+	case !m.Voter:
+		return false, refuse("server %s is not a voter, and only a voter can lead; make it one with `headlease server add %s`", name, name)
+	case !m.Live:
+		return false, refuse("server %s cannot take over: %s", name, m.Problem)
 	}
 	return false, nil
 }

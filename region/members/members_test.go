@@ -180,6 +180,27 @@ func TestLevelNeedsEveryMember(t *testing.T) {
 	}
 }
 
+func TestWhoMayLead(t *testing.T) {
+	group := []Member{voter("lead", true), voter("a", true), voter("dead", false), nonvoter("n", 100)}
+	group[0].Leader = true
+	for _, c := range []struct {
+		name    string
+		already bool
+		refused string
+	}{
+		{"lead", true, ""},
+		{"a", false, ""},
+		{"dead", false, "cannot take over: no answer"},
+		{"n", false, "headlease server add n"},
+		{"x", false, "not a member"},
+	} {
+		already, r := MayLead(group, c.name)
+		if already != c.already || (r != nil) != (c.refused != "") || r != nil && !strings.Contains(r.Reason, c.refused) {
+			t.Errorf("%s: already %v, %v", c.name, already, r)
+		}
+	}
+}
+
 func TestSuccessorHasTheMostOfTheLog(t *testing.T) {
 	group := []Member{voter("lead", true), voter("a", true), voter("b", true), voter("c", false), nonvoter("n", 999)}
 	group[0].Leader, group[0].LastIndex = true, 500

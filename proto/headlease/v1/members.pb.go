@@ -622,6 +622,96 @@ func (x *RemoveMemberResponse) GetNewLeader() string {
 	return ""
 }
 
+type HandOverRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The server that is to lead.
+	Name          string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HandOverRequest) Reset() {
+	*x = HandOverRequest{}
+	mi := &file_headlease_v1_members_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HandOverRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HandOverRequest) ProtoMessage() {}
+
+func (x *HandOverRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_headlease_v1_members_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HandOverRequest.ProtoReflect.Descriptor instead.
+func (*HandOverRequest) Descriptor() ([]byte, []int) {
+	return file_headlease_v1_members_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *HandOverRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type HandOverResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// It leads already: nothing was done.
+	Already       bool `protobuf:"varint,1,opt,name=already,proto3" json:"already,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HandOverResponse) Reset() {
+	*x = HandOverResponse{}
+	mi := &file_headlease_v1_members_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HandOverResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HandOverResponse) ProtoMessage() {}
+
+func (x *HandOverResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_headlease_v1_members_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HandOverResponse.ProtoReflect.Descriptor instead.
+func (*HandOverResponse) Descriptor() ([]byte, []int) {
+	return file_headlease_v1_members_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *HandOverResponse) GetAlready() bool {
+	if x != nil {
+		return x.Already
+	}
+	return false
+}
+
 var File_headlease_v1_members_proto protoreflect.FileDescriptor
 
 const file_headlease_v1_members_proto_rawDesc = "" +
@@ -670,12 +760,17 @@ const file_headlease_v1_members_proto_rawDesc = "" +
 	"\aremoved\x18\x01 \x01(\bR\aremoved\x12\x18\n" +
 	"\aalready\x18\x02 \x01(\bR\aalready\x12\x1d\n" +
 	"\n" +
-	"new_leader\x18\x03 \x01(\tR\tnewLeader2\xd3\x02\n" +
+	"new_leader\x18\x03 \x01(\tR\tnewLeader\"%\n" +
+	"\x0fHandOverRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\",\n" +
+	"\x10HandOverResponse\x12\x18\n" +
+	"\aalready\x18\x01 \x01(\bR\aalready2\x9e\x03\n" +
 	"\rMemberService\x12=\n" +
 	"\x04Join\x12\x19.headlease.v1.JoinRequest\x1a\x1a.headlease.v1.JoinResponse\x12R\n" +
 	"\vListMembers\x12 .headlease.v1.ListMembersRequest\x1a!.headlease.v1.ListMembersResponse\x12X\n" +
 	"\rPromoteMember\x12\".headlease.v1.PromoteMemberRequest\x1a#.headlease.v1.PromoteMemberResponse\x12U\n" +
-	"\fRemoveMember\x12!.headlease.v1.RemoveMemberRequest\x1a\".headlease.v1.RemoveMemberResponseB?Z=github.com/headlease/headlease/proto/headlease/v1;headleasev1b\x06proto3"
+	"\fRemoveMember\x12!.headlease.v1.RemoveMemberRequest\x1a\".headlease.v1.RemoveMemberResponse\x12I\n" +
+	"\bHandOver\x12\x1d.headlease.v1.HandOverRequest\x1a\x1e.headlease.v1.HandOverResponseB?Z=github.com/headlease/headlease/proto/headlease/v1;headleasev1b\x06proto3"
 
 var (
 	file_headlease_v1_members_proto_rawDescOnce sync.Once
@@ -689,7 +784,7 @@ func file_headlease_v1_members_proto_rawDescGZIP() []byte {
 	return file_headlease_v1_members_proto_rawDescData
 }
 
-var file_headlease_v1_members_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_headlease_v1_members_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_headlease_v1_members_proto_goTypes = []any{
 	(*JoinRequest)(nil),           // 0: headlease.v1.JoinRequest
 	(*JoinResponse)(nil),          // 1: headlease.v1.JoinResponse
@@ -700,22 +795,26 @@ var file_headlease_v1_members_proto_goTypes = []any{
 	(*PromoteMemberResponse)(nil), // 6: headlease.v1.PromoteMemberResponse
 	(*RemoveMemberRequest)(nil),   // 7: headlease.v1.RemoveMemberRequest
 	(*RemoveMemberResponse)(nil),  // 8: headlease.v1.RemoveMemberResponse
+	(*HandOverRequest)(nil),       // 9: headlease.v1.HandOverRequest
+	(*HandOverResponse)(nil),      // 10: headlease.v1.HandOverResponse
 }
 var file_headlease_v1_members_proto_depIdxs = []int32{
-	2, // 0: headlease.v1.ListMembersResponse.members:type_name -> headlease.v1.Member
-	0, // 1: headlease.v1.MemberService.Join:input_type -> headlease.v1.JoinRequest
-	3, // 2: headlease.v1.MemberService.ListMembers:input_type -> headlease.v1.ListMembersRequest
-	5, // 3: headlease.v1.MemberService.PromoteMember:input_type -> headlease.v1.PromoteMemberRequest
-	7, // 4: headlease.v1.MemberService.RemoveMember:input_type -> headlease.v1.RemoveMemberRequest
-	1, // 5: headlease.v1.MemberService.Join:output_type -> headlease.v1.JoinResponse
-	4, // 6: headlease.v1.MemberService.ListMembers:output_type -> headlease.v1.ListMembersResponse
-	6, // 7: headlease.v1.MemberService.PromoteMember:output_type -> headlease.v1.PromoteMemberResponse
-	8, // 8: headlease.v1.MemberService.RemoveMember:output_type -> headlease.v1.RemoveMemberResponse
-	5, // [5:9] is the sub-list for method output_type
-	1, // [1:5] is the sub-list for method input_type
-	1, // [1:1] is the sub-list for extension type_name
-	1, // [1:1] is the sub-list for extension extendee
-	0, // [0:1] is the sub-list for field type_name
+	2,  // 0: headlease.v1.ListMembersResponse.members:type_name -> headlease.v1.Member
+	0,  // 1: headlease.v1.MemberService.Join:input_type -> headlease.v1.JoinRequest
+	3,  // 2: headlease.v1.MemberService.ListMembers:input_type -> headlease.v1.ListMembersRequest
+	5,  // 3: headlease.v1.MemberService.PromoteMember:input_type -> headlease.v1.PromoteMemberRequest
+	7,  // 4: headlease.v1.MemberService.RemoveMember:input_type -> headlease.v1.RemoveMemberRequest
+	9,  // 5: headlease.v1.MemberService.HandOver:input_type -> headlease.v1.HandOverRequest
+	1,  // 6: headlease.v1.MemberService.Join:output_type -> headlease.v1.JoinResponse
+	4,  // 7: headlease.v1.MemberService.ListMembers:output_type -> headlease.v1.ListMembersResponse
+	6,  // 8: headlease.v1.MemberService.PromoteMember:output_type -> headlease.v1.PromoteMemberResponse
+	8,  // 9: headlease.v1.MemberService.RemoveMember:output_type -> headlease.v1.RemoveMemberResponse
+	10, // 10: headlease.v1.MemberService.HandOver:output_type -> headlease.v1.HandOverResponse
+	6,  // [6:11] is the sub-list for method output_type
+	1,  // [1:6] is the sub-list for method input_type
+	1,  // [1:1] is the sub-list for extension type_name
+	1,  // [1:1] is the sub-list for extension extendee
+	0,  // [0:1] is the sub-list for field type_name
 }
 
 func init() { file_headlease_v1_members_proto_init() }
@@ -729,7 +828,7 @@ func file_headlease_v1_members_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_headlease_v1_members_proto_rawDesc), len(file_headlease_v1_members_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   9,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -23,6 +23,7 @@ const (
 	MemberService_ListMembers_FullMethodName   = "/headlease.v1.MemberService/ListMembers"
 	MemberService_PromoteMember_FullMethodName = "/headlease.v1.MemberService/PromoteMember"
 	MemberService_RemoveMember_FullMethodName  = "/headlease.v1.MemberService/RemoveMember"
+	MemberService_HandOver_FullMethodName      = "/headlease.v1.MemberService/HandOver"
 )
 
 // MemberServiceClient is the client API for MemberService service.
@@ -43,6 +44,10 @@ type MemberServiceClient interface {
 	// RemoveMember takes a server out of the group, unless the servers that would
 	// remain have no live quorum. Admin only.
 	RemoveMember(ctx context.Context, in *RemoveMemberRequest, opts ...grpc.CallOption) (*RemoveMemberResponse, error)
+	// HandOver hands leadership to another voter. The answer comes when this
+	// server leads no more; whether the other one was elected, ListMembers tells.
+	// Admin only.
+	HandOver(ctx context.Context, in *HandOverRequest, opts ...grpc.CallOption) (*HandOverResponse, error)
 }
 
 type memberServiceClient struct {
@@ -93,6 +98,16 @@ func (c *memberServiceClient) RemoveMember(ctx context.Context, in *RemoveMember
 	return out, nil
 }
 
+func (c *memberServiceClient) HandOver(ctx context.Context, in *HandOverRequest, opts ...grpc.CallOption) (*HandOverResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(HandOverResponse)
+	err := c.cc.Invoke(ctx, MemberService_HandOver_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // MemberServiceServer is the server API for MemberService service.
 // All implementations must embed UnimplementedMemberServiceServer
 // for forward compatibility.
@@ -111,6 +126,10 @@ type MemberServiceServer interface {
 	// RemoveMember takes a server out of the group, unless the servers that would
 	// remain have no live quorum. Admin only.
 	RemoveMember(context.Context, *RemoveMemberRequest) (*RemoveMemberResponse, error)
+	// HandOver hands leadership to another voter. The answer comes when this
+	// server leads no more; whether the other one was elected, ListMembers tells.
+	// Admin only.
+	HandOver(context.Context, *HandOverRequest) (*HandOverResponse, error)
 	mustEmbedUnimplementedMemberServiceServer()
 }
 
@@ -132,6 +151,9 @@ func (UnimplementedMemberServiceServer) PromoteMember(context.Context, *PromoteM
 }
 func (UnimplementedMemberServiceServer) RemoveMember(context.Context, *RemoveMemberRequest) (*RemoveMemberResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RemoveMember not implemented")
+}
+func (UnimplementedMemberServiceServer) HandOver(context.Context, *HandOverRequest) (*HandOverResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method HandOver not implemented")
 }
 func (UnimplementedMemberServiceServer) mustEmbedUnimplementedMemberServiceServer() {}
 func (UnimplementedMemberServiceServer) testEmbeddedByValue()                       {}
@@ -226,6 +248,24 @@ func _MemberService_RemoveMember_Handler(srv interface{}, ctx context.Context, d
 	return interceptor(ctx, in, info, handler)
 }
 
+func _MemberService_HandOver_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(HandOverRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(MemberServiceServer).HandOver(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: MemberService_HandOver_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(MemberServiceServer).HandOver(ctx, req.(*HandOverRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // MemberService_ServiceDesc is the grpc.ServiceDesc for MemberService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -248,6 +288,10 @@ var MemberService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RemoveMember",
 			Handler:    _MemberService_RemoveMember_Handler,
+		},
+		{
+			MethodName: "HandOver",
+			Handler:    _MemberService_HandOver_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},
