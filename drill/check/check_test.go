@@ -317,3 +317,24 @@ func TestI3AGapThatIsNoticedLate(t *testing.T) {
 		}
 	}
 }
+
+// A leader that was deposed and does not know it counts down what it held, while
+// another one renews and tells clients so. Without another one it is wrong.
+func TestI3AnOldLeadersWordEndsNothing(t *testing.T) {
+	for next, want := range map[uint64]int{0: 1, 2: 0} {
+		r := quiet()
+		for i := range r.Answers {
+			a := &r.Answers[i]
+			switch {
+			case a.Region != "eu" || a.Asked < at(5000):
+			case a.Asked < at(5300):
+				a.Term, a.Says[0].Left = 1, 100*time.Millisecond
+			default:
+				a.Term = max(next, 1)
+			}
+		}
+		if v := Check(r, nil); len(v.Violations) != want {
+			t.Errorf("then term %d: %v", next, v.Violations)
+		}
+	}
+}

@@ -98,6 +98,9 @@ func nested(r *Record) []Violation {
 		}
 	}
 	for i, a := range sorted {
+		if deposed(a, sorted[i+1:]) {
+			continue // another one may have renewed, and told clients so
+		}
 		for _, s := range a.Says {
 			k := key{s.Partition, s.Epoch}
 			first, ok := held[reign{k, a.Term, a.Restarts}]
@@ -143,6 +146,24 @@ func nested(r *Record) []Violation {
 // jumped. Until then all is over by its clock, and it is not counted as one that
 // began anew.
 const gapNoticed = 2 * time.Second
+
+// unheard is the longest for which a leader that was deposed goes on as if it
+// led: it hears late of the one that was elected.
+const unheard = 2 * time.Second
+
+// deposed reports whether another one may have led when the leader of an answer
+// gave it; later are the answers to what was asked after it.
+func deposed(a Answer, later []Answer) bool {
+	for _, b := range later {
+		if b.Asked > a.Answered.Add(unheard) {
+			return false
+		}
+		if b.Region == a.Region && b.Term > a.Term {
+			return true
+		}
+	}
+	return false
+}
 
 // beginsAnew reports whether the leader of an answer began anew soon after it;
 // later are the answers to what was asked after it.
