@@ -248,6 +248,8 @@ func (p *player) step(ctx context.Context, i int, s plan.Step) error {
 		return err
 	case plan.Transfer:
 		return p.transfer(ctx, i, s)
+	case plan.HandOver:
+		return p.handOver(ctx, i, s)
 	case plan.Await:
 		return p.await(ctx, i, s)
 	default:

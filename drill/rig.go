@@ -218,8 +218,12 @@ func (w world) whom(s plan.Step) (string, error) {
 		for _, region := range regions {
 			names = append(names, devcluster.RedisName(region))
 		}
-	case s.Target.Who != plan.Nobody:
-		processes, err := w.processes(s.Target)
+	case s.Target.Who != plan.Nobody, s.Do == plan.HandOver:
+		target := s.Target
+		if s.Do == plan.HandOver {
+			target = s.To
+		}
+		processes, err := w.processes(target)
 		if err != nil {
 			return "", err
 		}

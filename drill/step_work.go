@@ -61,6 +61,31 @@ func (p *player) transfer(ctx context.Context, i int, s plan.Step) error {
 	return nil
 }
 
+// handOver has a server lead its region, and returns when it does.
+func (p *player) handOver(ctx context.Context, i int, s plan.Step) error {
+	to, err := p.world().processes(s.To)
+	if err != nil {
+		return err
+	}
+	q := to[0]
+	f := p.begin(i, s, []string{q.Name}, nil)
+	defer p.end(f)
+	limited, cancel := context.WithTimeout(ctx, stepLimit)
+	defer cancel()
+	already, err := p.rig.admin.HandOver(limited, q.Region, q.Name)
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case err != nil:
+		f.NoEffect = err.Error()
+	case already:
+		f.NoEffect = q.Name + " led already"
+	default:
+		f.Effect = fmt.Sprintf("%s leads %s", q.Name, q.Region)
+	}
+	return nil
+}
+
 // await waits for what a step names. What does not come is for the
 // expectations to judge.
 func (p *player) await(ctx context.Context, i int, s plan.Step) error {

@@ -63,6 +63,8 @@ func TestErrorsNameLineAndField(t *testing.T) {
 		`line 5: steps[0].clock: "sundial"; use wall or lease`:          with(step, "  - {at: 1s, do: clock-step, target: 1 witness, step: 1h, clock: sundial}"),
 		`line 5: steps[0].target: "1 witness"; a lease cache is of`:     with(step, "  - {at: 1s, do: redis-down, target: 1 witness, for: 1s}"),
 		`line 5: steps[0].how: "gently"; use kill or pause`:             with(step, "  - {at: 1s, do: redis-down, how: gently, for: 1s}"),
+		`line 5: steps[0].to: "owner of p"; leadership goes to`:         with(step, "  - {at: 1s, do: hand-over, to: owner of p}"),
+		`line 5: steps[0].to: "followers of owner of p"; leadership`:    with(step, "  - {at: 1s, do: hand-over, to: followers of owner of p}"),
 		`not YAML: has more than one document`:                          good + "---\nname: y\n",
 	} {
 		_, err := Parse([]byte(text))
@@ -100,6 +102,19 @@ func TestGoodScenario(t *testing.T) {
 	}
 	if s.Cluster.D != DefaultD || s.Workload.Sessions == 0 {
 		t.Errorf("no defaults: %+v", s)
+	}
+}
+
+func TestHandOverTo(t *testing.T) {
+	for _, to := range []string{"server eu-2", "a follower of the owner of partition 1"} {
+		s, err := Parse([]byte(with("do: cut, between: [owner of partition 1, the next owner of eu], for: 3D + 1s", "do: hand-over, to: "+to)))
+		if err != nil {
+			t.Errorf("%s: %v", to, err)
+			continue
+		}
+		if got := s.Steps[0].Title(); got != "hand-over to "+to {
+			t.Error(got)
+		}
 	}
 }
 

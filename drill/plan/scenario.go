@@ -24,6 +24,7 @@ const (
 	ClockStep      Kind = "clock-step"
 	RedisDown      Kind = "redis-down"
 	Transfer       Kind = "transfer"
+	HandOver       Kind = "hand-over"
 	RollingRestart Kind = "rolling-restart"
 	MassRedeploy   Kind = "mass-redeploy"
 	Herd           Kind = "herd"
@@ -88,7 +89,8 @@ type Step struct {
 	For Span
 	// Target of a fault of processes.
 	Target Target
-	// From and To of a fault of links; with Both also the other way.
+	// From and To of a fault of links; with Both also the other way. To alone:
+	// the region that gets a partition, or the server that is to lead its region.
 	From, To Target
 	Both     bool
 	// Planes that a fault of links concerns; none: all.

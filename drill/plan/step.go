@@ -29,6 +29,7 @@ var uses = map[Kind]use{
 	ClockStep:      {[]string{"target", "step"}, []string{"for", "clock"}},
 	RedisDown:      {[]string{"for"}, []string{"target", "how"}},
 	Transfer:       {[]string{"partition", "to"}, nil},
+	HandOver:       {[]string{"to"}, nil},
 	RollingRestart: {[]string{"target"}, []string{"pause"}},
 	MassRedeploy:   {nil, nil},
 	Herd:           {[]string{"clients"}, []string{"partition"}},
@@ -159,6 +160,10 @@ func (r *reader) checkKind(n *yaml.Node, field string, s Step, given map[string]
 		if s.To.Who != TheRegion {
 			r.wrong(n, join(field, "to"), "%q; a partition goes to a region", s.To)
 		}
+	case HandOver:
+		if s.To.Who != AFollower && s.To.Who != TheServer {
+			r.wrong(n, join(field, "to"), "%q; leadership goes to a follower of a region, or to server NAME", s.To)
+		}
 	case ClockStep:
 		r.checkClockStep(n, field, s, given)
 	case RedisDown:
@@ -215,6 +220,9 @@ func (s Step) Title() string {
 		out += " " + s.Target.String()
 	case !s.Partition.IsZero():
 		out += " " + s.Partition.String()
+	}
+	if s.Do == HandOver {
+		out += fmt.Sprintf(" to %v", s.To)
 	}
 	if s.Do == Await {
 		out = "await " + s.Until
