@@ -126,17 +126,29 @@ func faultCell(ctx context.Context, r *Runner, sp *Spec, round int) error {
 	}
 	defer stop()
 	members := len(sys.Procs())
-	ds, err := openAll(ctx, sys, sp, 16, func(i int) []int {
-		n := allNodes(members)
-		return append(n[i%members:], n[:i%members]...)
-	}, nil)
-	if err != nil {
-		return err
+	probe := func(name string, first func(i int) int) (p *prober, end func(), err error) {
+		ds, err := openAll(ctx, sys, sp, 16, func(i int) []int {
+			n, f := allNodes(members), first(i)%members
+			return append(n[f:], n[:f]...)
+		}, nil)
+		if err != nil {
+			return nil, nil, err
+		}
+		p = startProber(ctx, ds, fmt.Sprintf("w5-%d%s", round, name), 400*time.Millisecond, 5*time.Millisecond)
+		return p, func() { p.end(); closeAll(ds) }, nil
 	}
-	defer closeAll(ds)
-	p := startProber(ctx, ds, fmt.Sprintf("w5-%d", round), 400*time.Millisecond, 5*time.Millisecond)
-	defer p.end()
+	var p *prober
+	if !sp.LeaderPin {
+		var end func()
+		if p, end, err = probe("", func(i int) int { return i }); err != nil {
+			return err
+		}
+		defer end()
+	}
 	one := func(variant string, k int, fault, repair func(l int) error) error {
+		if !strings.Contains(variant, *flagVariants) {
+			return nil
+		}
 		if err := poll(ctx, 200*time.Millisecond, 40*time.Second, sys.Ready); err != nil {
 			return fmt.Errorf("not ready before fault %d: %w", k, err)
 		}
@@ -144,6 +156,15 @@ func faultCell(ctx context.Context, r *Runner, sp *Spec, round int) error {
 		l, err := sys.Leader(ctx)
 		if err != nil {
 			return err
+		}
+		p := p
+		if sp.LeaderPin { // clients of one fault stay where it has driven them
+			var end func()
+			if p, end, err = probe(fmt.Sprintf("-%s-%d", variant[:4], k), func(int) int { return l }); err != nil {
+				return err
+			}
+			defer end()
+			time.Sleep(time.Second)
 		}
 		if _, ok := p.waitFirst(time.Now(), nil, 20*time.Second); !ok {
 			return fmt.Errorf("no acquire before fault %d", k)

@@ -27,7 +27,7 @@ func init() {
 		Note: "the Go SDK, mutual TLS, a session for each holder; a lease is a fencing token and an end of its own",
 	})
 	register(&Spec{
-		Name: "headlease-leader", System: "headlease", Workloads: "W2 W3", LeaderPin: true, Open: open,
+		Name: "headlease-leader", System: "headlease", Workloads: "W2 W3 W5", LeaderPin: true, Open: open,
 		Note: "as headlease, every client connected to the leader",
 	})
 	register(&Spec{

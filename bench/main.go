@@ -39,7 +39,7 @@ var (
 	flagHold      = flag.Duration("hold", 20*time.Second, "how long W4 keeps the sessions alive")
 	flagKills     = flag.Int("kills", 5, "leader kills in W5")
 	flagW7TTL     = flag.Duration("w7ttl", 6*time.Second, "TTL in W7 (the leader stops for twice this)")
-	flagVariants  = flag.String("variants", "", "W7 and W8: only the variants (fault modes, timers) whose name contains this")
+	flagVariants  = flag.String("variants", "", "W5, W7 and W8: only the variants (fault modes, timers) whose name contains this")
 	flagProfile   = flag.String("cpuprofile", "", "write the CPU profile of harness and clients here")
 	flagList      = flag.Bool("list", false, "list drivers and workloads")
 )

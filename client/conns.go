@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -20,8 +21,8 @@ import (
 const (
 	attemptTimeout = 2 * time.Second
 	laterTimeout   = time.Second
-	// maxInterrupted tries of a call may end with their connection, closed by another
-	// user of it, beside those that count.
+	// maxInterrupted tries of a call may end because their server is passed over, or
+	// with their connection, closed by another user of it, beside those that count.
 	maxInterrupted = 8
 )
 
@@ -31,54 +32,69 @@ type conns struct {
 	region  string
 	servers []Server
 	links   Links
+	logger  *slog.Logger
+	// found is called, and must not wait, when a server is found to hang that has
+	// the region's stream: another one answers in its place. nil: nobody asks.
+	found func()
 
 	// closing are the connections given up, which may take a while to say
-	// goodbye to a silent peer.
+	// goodbye to a silent peer, and the questions to servers whether they live.
 	closing sync.WaitGroup
 
 	mu     sync.Mutex
 	closed bool
 	at     int
-	open   []*grpc.ClientConn
+	open   []*connection
+	// stream is the connection with the region's stream; nil: there is none.
+	stream *connection
+	lag    lag
 }
 
 func newConns(links Links, r Region) *conns {
-	return &conns{region: r.Name, servers: r.Servers, links: links, open: make([]*grpc.ClientConn, len(r.Servers))}
+	return &conns{
+		region: r.Name, servers: r.Servers, links: links, logger: slog.New(slog.DiscardHandler),
+		open: make([]*connection, len(r.Servers)),
+	}
 }
 
 // current returns the connection in use.
-func (c *conns) current() (*grpc.ClientConn, int, error) {
+func (c *conns) current() (*connection, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	return c.currentLocked()
+}
+
+func (c *conns) currentLocked() (*connection, error) {
 	if c.closed {
-		return nil, 0, ErrClosed
+		return nil, ErrClosed
 	}
 	if c.open[c.at] == nil {
 		s := c.servers[c.at]
 		cc, err := c.links.DialGRPC(link.PlaneAPI, link.Peer{Name: s.Name, Region: c.region, Role: pki.RoleRegion, Address: s.API},
 			callstream.DialOption(callstream.WorkerMethods()...))
 		if err != nil {
-			return nil, 0, fmt.Errorf("connect to %s: %w", s.Name, err)
+			return nil, fmt.Errorf("connect to %s: %w", s.Name, err)
 		}
-		c.open[c.at] = cc
+		c.open[c.at] = &connection{ClientConn: cc, conns: c, at: c.at, attempts: map[*attempt]struct{}{}}
 	}
-	return c.open[c.at], c.at, nil
+	return c.open[c.at], nil
 }
 
 // leave moves on from a server, once however many calls failed with it. fresh
 // gives its connection up, which a silent peer may never break.
-func (c *conns) leave(at int, cc *grpc.ClientConn, fresh bool) {
+func (c *conns) leave(x *connection, fresh bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.open[at] != cc {
+	if c.open[x.at] != x {
 		return
 	}
 	if fresh {
-		c.open[at] = nil
-		c.closing.Go(func() { _ = cc.Close() })
+		c.open[x.at] = nil
+		x.giveUp()
+		c.closing.Go(func() { _ = x.Close() })
 	}
-	if c.at == at {
-		c.at = (at + 1) % len(c.servers)
+	if c.at == x.at {
+		c.at = (x.at + 1) % len(c.servers)
 	}
 }
 
@@ -88,20 +104,22 @@ func (c *conns) do(ctx context.Context, call func(context.Context, *grpc.ClientC
 	var last error
 	timeout := attemptTimeout
 	for tries, interrupted := 0, 0; tries < len(c.servers); {
-		cc, at, err := c.current()
+		a, err := c.begin(ctx, timeout)
 		if err != nil {
 			return err
 		}
-		attempt, cancel := context.WithTimeout(ctx, timeout)
-		err = errorOf(call(attempt, cc))
-		expired := attempt.Err() != nil
-		cancel()
+		said := call(a.ctx, a.on.ClientConn)
+		err = errorOf(said)
+		expired := a.ctx.Err() != nil
+		passed := a.end(said, expired)
 		if expired {
 			timeout = laterTimeout
-		} else if isCode(err, codes.Canceled) && interrupted < maxInterrupted {
-			// Somebody else has given the connection up: no server has said anything.
+		}
+		if ctx.Err() == nil && (passed || !expired && isCode(err, codes.Canceled)) && interrupted < maxInterrupted {
+			// The server was passed over, or somebody else has given the connection up:
+			// no server has said anything.
 			interrupted++
-			c.leave(at, cc, false)
+			c.leave(a.on, false)
 			continue
 		}
 		tries++
@@ -112,8 +130,8 @@ func (c *conns) do(ctx context.Context, call func(context.Context, *grpc.ClientC
 			last = err // what the others say counts for more than a server without data
 		}
 		// The connection stays: a server that is slow to decide may still
-		// answer others, and the stream finds out by itself if it hangs.
-		c.leave(at, cc, false)
+		// answer others, and whether it hangs is found out beside.
+		c.leave(a.on, false)
 	}
 	return last
 }
@@ -134,12 +152,17 @@ func (c *conns) close() error {
 	c.mu.Lock()
 	c.closed = true
 	open := c.open
-	c.open = make([]*grpc.ClientConn, len(open))
+	c.open = make([]*connection, len(open))
+	for _, x := range open {
+		if x != nil {
+			x.giveUp()
+		}
+	}
 	c.mu.Unlock()
 	var errs []error
-	for _, cc := range open {
-		if cc != nil {
-			errs = append(errs, cc.Close())
+	for _, x := range open {
+		if x != nil {
+			errs = append(errs, x.Close())
 		}
 	}
 	c.closing.Wait() // nothing is added once it is closed

@@ -79,10 +79,11 @@ func TestAClosedConnectionCountsAsNoTry(t *testing.T) {
 			if calls++; calls > n {
 				return nil
 			}
-			c.mu.Lock()
-			at := c.at
-			c.mu.Unlock()
-			c.leave(at, cc, true)
+			x, err := c.current()
+			if err != nil || x.ClientConn != cc {
+				t.Errorf("another connection is in use: %v", err)
+			}
+			c.leave(x, true)
 			return status.Error(codes.Canceled, "grpc: the client connection is closing")
 		})
 	}

@@ -42,13 +42,15 @@
 //
 // A region with open sessions has three goroutines, however many sessions: its
 // stream's owner, that stream's reader, and the sweep, which ends contexts by the
-// clock whatever the stream waits for. A watch has its own two, and a search for
-// an owner one per region. Close and Leave wait for them and for everything begun
+// clock whatever the stream waits for. A watch has its own two, a search for an
+// owner one per region, and a server that leaves calls unanswered one that asks
+// it whether it lives. Close and Leave wait for them and for everything begun
 // in the background (releases, cancels). One lock per region covers its sessions,
 // leases and belief; nobody waits for a network under it.
 //
 // # Faults survived
 //
-// Leader changes, servers that hang (left before half the TTL), lost answers
-// (requests carry ids), region loss, suspends and freezes of this process.
+// Leader changes, servers that hang (left before half the TTL; after some 350 ms
+// by calls that they do not answer), lost answers (requests carry ids), region
+// loss, suspends and freezes of this process.
 package client

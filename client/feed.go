@@ -59,11 +59,11 @@ func (f *feed) run(ctx context.Context) error {
 	var elsewhere *lookup
 	defer func() { elsewhere.leave() }()
 	for pause := minRetry; ; pause = min(2*pause, maxWatchRetry) {
-		cc, at, err := r.conns.current()
+		conn, err := r.conns.current()
 		if err != nil {
 			return err
 		}
-		useful, err := f.follow(ctx, cc)
+		useful, err := f.follow(ctx, conn.ClientConn)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
@@ -75,8 +75,8 @@ func (f *feed) run(ctx context.Context) error {
 		if !retryable(err) {
 			return err
 		}
-		r.client.cfg.Logger.Debug("watch ended", "region", r.name, "server", r.conns.servers[at].Name, "error", err)
-		r.conns.leave(at, cc, false)
+		r.client.cfg.Logger.Debug("watch ended", "region", r.name, "server", r.conns.servers[conn.at].Name, "error", err)
+		r.conns.leave(conn, false)
 		if f.resource != "" && elsewhere == nil && !useful {
 			elsewhere = r.client.lookAround(f.resource, r)
 		}

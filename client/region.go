@@ -93,11 +93,14 @@ type outcome struct {
 }
 
 func newRegion(c *Client, r Region) *region {
-	return &region{
+	out := &region{
 		client: c, name: r.Name, conns: newConns(c.cfg.Links, r),
 		wake: make(chan struct{}, 1), tick: make(chan struct{}, 1),
 		table: validity.New(validity.Config{}), sessions: map[string]*session{},
 	}
+	out.conns.logger = c.cfg.Logger
+	out.conns.found = func() { wake.Up(out.wake) }
+	return out
 }
 
 func (r *region) now() instant.Instant { return r.client.cfg.Clock.Now() }

@@ -65,24 +65,26 @@ type received struct {
 // attach runs one stream until it breaks, no session is left, or its server is
 // found to hang. It reports whether the stream has answered anything.
 func (r *region) attach(ctx context.Context) (useful bool) {
-	cc, at, err := r.conns.current()
+	conn, err := r.conns.current()
 	if err != nil {
 		return false
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // ends the reader
-	stream, err := openStream(ctx, cc, r.openWithin())
+	stream, err := openStream(ctx, conn.ClientConn, r.openWithin())
 	if err != nil {
 		if ctx.Err() == nil {
-			r.conns.leave(at, cc, true)
+			r.conns.leave(conn, true)
 		}
 		return false
 	}
 	r.streamOpened()
 	defer r.streamBroken()
+	conn.streams(true)
+	defer conn.streams(false)
 	messages := make(chan received, maxPending)
 	told := false
-	if !r.client.spawn(func() { read(ctx, stream, messages) }) {
+	if !r.client.spawn(func() { read(ctx, stream, messages, conn.heard) }) {
 		return false
 	}
 	timer := time.NewTimer(0)
@@ -96,7 +98,7 @@ func (r *region) attach(ctx context.Context) (useful bool) {
 			for n := 0; ; n++ {
 				if m.err != nil {
 					r.client.cfg.Logger.Debug("stream ended", "region", r.name, "error", m.err)
-					r.conns.leave(at, cc, false)
+					r.conns.leave(conn, false)
 					return useful
 				}
 				for _, msg := range m.messages {
@@ -120,6 +122,9 @@ func (r *region) attach(ctx context.Context) (useful bool) {
 			_ = stream.Send(&pb.AttachRequest{Kind: &pb.AttachRequest_Batch{Batch: &pb.AttachRequests{Requests: out.messages}}})
 			told = true // that batches are taken here too
 		}
+		if conn.hangs() {
+			out.leave, out.hung = true, true
+		}
 		switch {
 		case out.idle:
 			_ = stream.CloseSend()
@@ -129,8 +134,8 @@ func (r *region) attach(ctx context.Context) (useful bool) {
 			if out.hung {
 				why = "server hangs; leaving it for another"
 			}
-			r.client.cfg.Logger.Warn(why, "region", r.name, "server", r.conns.servers[at].Name)
-			r.conns.leave(at, cc, out.hung)
+			r.client.cfg.Logger.Warn(why, "region", r.name, "server", r.conns.servers[conn.at].Name)
+			r.conns.leave(conn, out.hung)
 			return useful
 		}
 		timer.Reset(out.wait)
@@ -282,10 +287,14 @@ func openStream(ctx context.Context, cc *grpc.ClientConn, within time.Duration) 
 	return stream, nil
 }
 
-// read hands over a stream's messages until it breaks or ctx, its own, ends.
-func read(ctx context.Context, stream attachStream, to chan<- received) {
+// read hands over a stream's messages until it breaks or ctx, its own, ends, and
+// calls heard at each.
+func read(ctx context.Context, stream attachStream, to chan<- received, heard func()) {
 	for {
 		msg, err := stream.Recv()
+		if err == nil {
+			heard()
+		}
 		messages := msg.GetBatch().GetResponses()
 		if messages == nil {
 			messages = []*pb.AttachResponse{msg}
