@@ -270,7 +270,7 @@ func TestALostReadIsReadAgain(t *testing.T) {
 	if err := f.Ack(t.Context(), m); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := f.run(t.Context(), readScript, []string{f.keys.stream, f.keys.parked, f.keys.arriving}, s.cfg.Group, consumer, 2); err != nil {
+	if _, err := f.run(t.Context(), readScript, []string{f.keys.stream, f.keys.parked, f.keys.arriving}, s.cfg.Group, consumer, 2, f.last); err != nil {
 		t.Fatal(err) // and its answer is thrown away
 	}
 	ended, cancel := context.WithCancel(t.Context())
@@ -282,6 +282,51 @@ func TestALostReadIsReadAgain(t *testing.T) {
 		t.Errorf("%v", got)
 	}
 	if got := seqs(next(t, f, 10)); !slices.Equal(got, []uint64{5, 6}) {
+		t.Errorf("%v", got)
+	}
+}
+
+// repeating does calls twice, as go-redis does by itself when the answer to the
+// first one is late or its connection broke.
+type repeating struct{}
+
+func (repeating) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (repeating) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (repeating) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if err := next(ctx, cmd); err != nil { // the script is not known yet
+			return err
+		}
+		cmd.SetErr(nil)
+		return next(ctx, cmd)
+	}
+}
+
+// TestAReadThatTheClientRepeats: what was delivered to the first call, whose
+// answer nobody has, comes before what is new. Nothing else would bring it back:
+// the feed has seen no error.
+func TestAReadThatTheClientRepeats(t *testing.T) {
+	srv := startServer(t)
+	client, twice := srv.client(), srv.client()
+	twice.AddHook(repeating{})
+	produce(t, client, "u", 8)
+	f := open(t, newSource(t, client), 1)
+	next(t, f, 3) // in work when the next holder comes
+	f = open(t, newSource(t, twice), 2)
+	var got []uint64
+	for _, n := range []int{2, 2, 2, 1, 2} {
+		m := next(t, f, n)
+		got = append(got, seqs(m)...)
+		if len(m) > 1 { // one of them stays in work
+			if err := f.Ack(t.Context(), m[1:]); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if !slices.Equal(got, []uint64{1, 2, 3, 4, 5, 6, 7, 8}) {
 		t.Errorf("%v", got)
 	}
 }

@@ -26,12 +26,27 @@ return 'OK'
 local reply = redis.call('XAUTOCLAIM', KEYS[1], ARGV[1], ARGV[2], '0', ARGV[3], 'COUNT', ARGV[4])
 return {reply[1], reply[2], reply[3] or {}, redis.call('HKEYS', KEYS[2]), redis.call('SMEMBERS', KEYS[3])}
 `
-	// KEYS: stream, parked, arriving. ARGV: group, consumer, count.
+	// What is pending after the last entry that the feed has was delivered by a call
+	// whose answer was lost, and comes first: the client calls again by itself then,
+	// and what comes after it would be handled before it. KEYS: stream, parked,
+	// arriving. ARGV: group, consumer, count, id of the last entry.
 	luaRead = `
-local reply = redis.call('XREADGROUP', 'GROUP', ARGV[1], ARGV[2], 'COUNT', ARGV[3], 'STREAMS', KEYS[1], '>')
-local entries = {}
-if reply then entries = reply[1][2] end
-return {'', entries, {}, redis.call('HKEYS', KEYS[2]), redis.call('SMEMBERS', KEYS[3])}
+local entries, gone = {}, {}
+local pending = redis.call('XPENDING', KEYS[1], ARGV[1], '(' .. ARGV[4], '+', ARGV[3], ARGV[2])
+for _, p in ipairs(pending) do
+  local found = redis.call('XRANGE', KEYS[1], p[1], p[1])
+  if found[1] then
+    entries[#entries + 1] = found[1]
+  else
+    gone[#gone + 1] = p[1]
+    redis.call('XACK', KEYS[1], ARGV[1], p[1])
+  end
+end
+if #pending == 0 then
+  local reply = redis.call('XREADGROUP', 'GROUP', ARGV[1], ARGV[2], 'COUNT', ARGV[3], 'STREAMS', KEYS[1], '>')
+  if reply then entries = reply[1][2] end
+end
+return {'', entries, gone, redis.call('HKEYS', KEYS[2]), redis.call('SMEMBERS', KEYS[3])}
 `
 	// KEYS: stream. ARGV: group, id, id, …
 	luaAck = `return redis.call('XACK', KEYS[1], unpack(ARGV))`

@@ -121,7 +121,7 @@ func (s *Source) Open(ctx context.Context, resource string, token fence.Token) (
 	if err := s.cfg.Guard.Claim(ctx, resource, token); err != nil {
 		return nil, err
 	}
-	f := &Feed{source: s, keys: k, token: token, cursor: "0-0", hint: make(chan struct{}, 1)}
+	f := &Feed{source: s, keys: k, token: token, cursor: "0-0", last: "0-0", hint: make(chan struct{}, 1)}
 	if _, err := f.run(ctx, openScript, []string{k.stream}, s.cfg.Group); err != nil {
 		return nil, err
 	}
@@ -143,7 +143,10 @@ type Feed struct {
 	// cursor of the pending entries that are still to be taken over; empty: all
 	// are.
 	cursor string
-	acked  int // since the last trim
+	// last entry that was received: all pending ones up to it were, once cursor is
+	// empty.
+	last  string
+	acked int // since the last trim
 	// arriving are the keys that the last read found on their way to this shard,
 	// and looked when they were looked after.
 	arriving []string
@@ -195,7 +198,7 @@ func (f *Feed) read(ctx context.Context, limit int) ([]worker.Message, error) {
 	if claiming {
 		reply, err = f.run(ctx, claimScript, from, f.source.cfg.Group, consumer, f.cursor, limit)
 	} else {
-		reply, err = f.run(ctx, readScript, from, f.source.cfg.Group, consumer, limit)
+		reply, err = f.run(ctx, readScript, from, f.source.cfg.Group, consumer, limit, f.last)
 	}
 	if err != nil {
 		return nil, err
@@ -207,6 +210,9 @@ func (f *Feed) read(ctx context.Context, limit int) ([]worker.Message, error) {
 	f.arriving = arriving
 	if len(gone) > 0 {
 		f.source.cfg.Logger.Error("redisstream: entries were deleted before they were acknowledged", "stream", f.keys.stream, "ids", gone)
+	}
+	if n := len(messages); n > 0 {
+		f.last = messages[n-1].ID
 	}
 	if claiming {
 		if f.cursor = cursor; cursor == "0-0" {
