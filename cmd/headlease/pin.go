@@ -38,6 +38,8 @@ type streamFlags struct {
 	marks   string
 	timeout time.Duration
 	json    bool
+	// unmoved of unpin: streams of which Redis has no record count as done.
+	unmoved bool
 }
 
 func (f *streamFlags) add(cmd *cobra.Command, streams string) {
@@ -123,14 +125,23 @@ func newShardUnpinCmd(a *app) *cobra.Command {
 		Long: `Unpin is the move of 'headlease shard pin' the other way round, with the same
 promises. The hash shard is leased anew for it, which takes a moment, if its holder
 has an older token than the one that handled the key. When the key is back in all
-streams the exception ends; the number of the dedicated shard is never used again.`,
+streams the exception ends; the number of the dedicated shard is never used again.
+
+A stream of which this Redis has no record that the key was moved in it stays pinned:
+it is on another Redis. If it is not, since its pin was broken off before it began
+there, name it with --stream and give --unmoved. Should it be on another one all the
+same, nobody handles the key's messages in the dedicated shard any more.`,
 		Example: `  headlease shard unpin account/whale --redis 10.1.0.9:6379`,
 		Args:    usage(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if flags.unmoved && len(flags.streams) == 0 {
+				return &usageError{cmd.CommandPath(), errors.New("--unmoved: needs --stream; name the streams in which the key was never moved")}
+			}
 			return a.moveKey(cmd.Context(), args[0], &flags, true)
 		},
 	}
-	flags.add(cmd, "streams in which the key is moved back; default all in which it was moved")
+	flags.add(cmd, "streams in which the key is moved back; default all in which it was moved on this Redis")
+	cmd.Flags().BoolVar(&flags.unmoved, "unmoved", false, "with --stream: the key was never moved in these streams, whose Redis has no record of it")
 	return cmd
 }
 
@@ -220,16 +231,19 @@ func (m *keyMove) unpin(ctx context.Context) (s pinSummary, err error) {
 	if err := m.check(conf); err != nil {
 		return s, err
 	}
-	if conf, err = m.change(ctx, reconfigure.Unpin(m.key)); err != nil {
-		return s, err
-	}
 	e := config.Exception(conf, m.key)
 	if e == nil {
 		return m.summary(conf, nil)
 	}
-	streams := m.flags.streams
-	if len(streams) == 0 {
-		streams = e.GetStreams()
+	streams, err := m.here(ctx, conf, e)
+	if err != nil {
+		return s, err
+	}
+	if conf, err = m.change(ctx, reconfigure.Unpin(m.key)); err != nil {
+		return s, err
+	}
+	if e = config.Exception(conf, m.key); e == nil {
+		return m.summary(conf, nil)
 	}
 	if err := m.streams(ctx, conf, e, streams); err != nil {
 		return s, err
@@ -238,6 +252,42 @@ func (m *keyMove) unpin(ctx context.Context) (s pinSummary, err error) {
 		return s, err
 	}
 	return m.summary(conf, streams)
+}
+
+// here are the streams in which the key is to be brought back: those of which
+// this Redis knows that it was moved. Those of another one must not count as
+// done: the exception would end while the key's messages are in its shard.
+func (m *keyMove) here(ctx context.Context, conf *pb.ClusterConfiguration, e *pb.ShardException) (streams []string, err error) {
+	named := m.flags.streams
+	for _, name := range e.GetStreams() {
+		if len(named) > 0 && !slices.Contains(named, name) {
+			continue
+		}
+		mover, err := m.flags.mover(m.client, name, conf)
+		if err != nil {
+			return nil, err
+		}
+		moved, err := mover.Moved(ctx, m.key)
+		switch {
+		case err != nil:
+			return nil, err
+		case moved || m.flags.unmoved:
+			streams = append(streams, name)
+		case len(named) > 0:
+			return nil, fmt.Errorf("--stream %s: the Redis at %s has no record that %s was ever moved in it; name the stream's own with --redis, or give --unmoved if its pin was broken off before it began there",
+				name, strings.Join(m.flags.redis.Addresses, ","), m.key)
+		}
+	}
+	for _, name := range named {
+		if !slices.Contains(e.GetStreams(), name) {
+			return nil, fmt.Errorf("--stream %s: %s is not pinned in it; it is in %s", name, m.key, strings.Join(e.GetStreams(), ", "))
+		}
+	}
+	if len(streams) == 0 {
+		return nil, fmt.Errorf("--redis: the Redis at %s has no record that %s was moved in any of its streams, %s; name the one that has them, or name the streams with --stream and give --unmoved if the pin was broken off before it began there",
+			strings.Join(m.flags.redis.Addresses, ","), m.key, strings.Join(e.GetStreams(), ", "))
+	}
+	return streams, nil
 }
 
 // check refuses what could be begun and not be ended.
@@ -253,7 +303,7 @@ func (m *keyMove) check(conf *pb.ClusterConfiguration) error {
 
 // streams moves the key in each of the streams, one after the other.
 func (m *keyMove) streams(ctx context.Context, conf *pb.ClusterConfiguration, e *pb.ShardException, streams []string) error {
-	mv := redisstream.Move{Key: m.key, Dedicated: e.GetShard(), Generation: e.GetSince(), Back: e.GetLeaving()}
+	mv := redisstream.Move{Key: m.key, Dedicated: e.GetShard(), Generation: e.GetSince(), Back: e.GetLeaving(), Unmoved: m.flags.unmoved}
 	for _, name := range streams {
 		mover, err := m.flags.mover(m.client, name, conf)
 		if err != nil {
@@ -273,6 +323,8 @@ func (m *keyMove) stream(ctx context.Context, name string, mover *redisstream.Mo
 		waits := fmt.Sprintf("%s (shard/%d)", p.Stage, p.Shard)
 		switch {
 		case errors.Is(err, redisstream.ErrSuperseded):
+			return fmt.Errorf("%w; another command has moved it on, see `headlease shard list`", err)
+		case errors.Is(err, redisstream.ErrNotMoved):
 			return err
 		case err != nil:
 			waits = "waits: " + err.Error()
@@ -315,6 +367,9 @@ says which.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(flags.streams) != 1 {
 				return &usageError{cmd.CommandPath(), errors.New("--stream: name the one stream in which messages of the key are parked")}
+			}
+			if err := checkKey(args[0]); err != nil {
+				return err
 			}
 			ctx, cancel := context.WithTimeoutCause(cmd.Context(), flags.timeout, errors.New("the time given by --timeout is over"))
 			defer cancel()

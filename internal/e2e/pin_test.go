@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -195,6 +196,9 @@ func TestAKeyIsPinnedAndUnpinned(t *testing.T) {
 	}
 	c.awaitEffects(ctx, t, store, 20, home)
 	for i, verb := range []string{"pin", "unpin"} {
+		if verb == "unpin" {
+			c.unpinElsewhere(t, hot)
+		}
 		// Commands that die, each later than the one before.
 		for _, after := range []time.Duration{100, 300, 700, 1500} {
 			p := startProcess(t, command(verb))
@@ -242,6 +246,33 @@ func TestAKeyIsPinnedAndUnpinned(t *testing.T) {
 	list, err := exec.CommandContext(ctx, binary, "shards", "list", "--json", "-f", filepath.Join(c.Dir(), "cluster.yaml"), "--certs", filepath.Join(c.Dir(), "certs")).Output()
 	if err != nil || strings.TrimSpace(string(list)) != "[]" {
 		t.Errorf("shards list: %s, %v", list, err)
+	}
+}
+
+// unpinElsewhere brings a pinned key back at a Redis that is not its stream's: it
+// must stay pinned.
+func (c *cluster) unpinElsewhere(t *testing.T, key string) {
+	t.Helper()
+	server, err := redisserver.New(filepath.Join(t.TempDir(), "redis"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close() //nolint:errcheck // it has nothing
+	files := []string{"-f", filepath.Join(c.Dir(), "cluster.yaml"), "--certs", filepath.Join(c.Dir(), "certs")}
+	for want, args := range map[string][]string{
+		"--redis: the Redis at":            nil,
+		"--stream pins: the Redis at":      {"--stream", pins.Name},
+		"--stream pin: " + key + " is not": {"--stream", "pin"},
+		"--unmoved: needs --stream":        {"--unmoved"},
+	} {
+		args = slices.Concat([]string{"shard", "unpin", key, "--redis", server.Socket()}, args, files)
+		if _, errs, err := headlease(t, args...); err == nil || !strings.Contains(errs, want) {
+			t.Errorf("%v: %v, %s; want %q", args, err, errs, want)
+		}
+	}
+	list, errs, err := headlease(t, append([]string{"shard", "list", "--json"}, files...)...)
+	if err != nil || !strings.Contains(list, `"pinned"`) {
+		t.Errorf("shard list: %v, %s%s", err, list, errs)
 	}
 }
 

@@ -46,6 +46,10 @@ type Progress struct {
 // ErrSuperseded: a newer move of the key has begun.
 var ErrSuperseded = errors.New("a newer move of this key has begun")
 
+// ErrNotMoved: the stream's server has no record that the key was ever moved in
+// it.
+var ErrNotMoved = errors.New("this server has no record that the key was ever moved in the stream")
+
 // Move of a key in a stream, as the configuration has decided it.
 type Move struct {
 	Key string
@@ -55,6 +59,11 @@ type Move struct {
 	Generation uint64
 	// Back to the key's hash shard.
 	Back bool
+	// Unmoved takes a key to be back where there is no record of it: its move out
+	// was broken off before it began in this stream. Without it that is ErrNotMoved,
+	// since of another server it would be wrong: the exception would end, and what
+	// is in the dedicated shard be handled never.
+	Unmoved bool
 }
 
 // Mover moves keys between their hash shards and dedicated ones. It is safe for
@@ -82,16 +91,32 @@ func NewMover(client redis.UniversalClient, guard Guard, stream Stream) (*Mover,
 // Step takes a move as far as it goes now, and says what it waits for. All that
 // it goes by is in the stream's server, so it may be broken off at any point and
 // taken on by anybody; what was sealed ends without it too, by the worker that
-// has the shard. The error is ErrSuperseded if the key was moved on meanwhile.
+// has the shard. The error is ErrSuperseded if the key was moved on meanwhile, and
+// ErrNotMoved if it is not known here and to be brought back.
 func (m *Mover) Step(ctx context.Context, mv Move) (Progress, error) {
 	if mv.Key == "" || mv.Dedicated < shard.FirstDedicated || mv.Generation == 0 {
 		return Progress{}, fmt.Errorf("move of key %q to shard %d, generation %d: give the exception that the configuration has", mv.Key, mv.Dedicated, mv.Generation)
 	}
 	home := shard.HashShard(mv.Key, m.stream.Shards)
-	if mv.Back {
-		return stepBack(ctx, m.places, mv, home)
+	if !mv.Back {
+		return stepOut(ctx, m.places, mv, home)
 	}
-	return stepOut(ctx, m.places, mv, home)
+	if !mv.Unmoved {
+		moved, err := m.Moved(ctx, mv.Key)
+		if err == nil && !moved {
+			err = fmt.Errorf("move of %s back in stream %s: %w", mv.Key, m.stream.Name, ErrNotMoved)
+		}
+		if err != nil {
+			return Progress{}, err
+		}
+	}
+	return stepBack(ctx, m.places, mv, home)
+}
+
+// Moved reports whether the stream's server has a record of a move of the key.
+func (m *Mover) Moved(ctx context.Context, key string) (bool, error) {
+	a, err := m.places.look(ctx, shard.HashShard(key, m.stream.Shards), key)
+	return a.generation > 0, err
 }
 
 // stepOut moves a key from its hash shard to its dedicated one.
@@ -146,7 +171,7 @@ func stepBack(ctx context.Context, p places, mv Move, home uint32) (Progress, er
 	case a.other != mv.Dedicated:
 		return Progress{}, fmt.Errorf("move of %s: shard %d says that the key went to shard %d, not to %d", mv.Key, home, a.other, mv.Dedicated)
 	}
-	if out, err := carry(ctx, p, Move{mv.Key, mv.Dedicated, a.generation, false}, home, mv.Dedicated, a.record); !errors.Is(err, ErrSuperseded) && (err != nil || out.Stage != StageDone) {
+	if out, err := carry(ctx, p, Move{Key: mv.Key, Dedicated: mv.Dedicated, Generation: a.generation}, home, mv.Dedicated, a.record); !errors.Is(err, ErrSuperseded) && (err != nil || out.Stage != StageDone) {
 		return out, err
 	}
 	if a, err = p.seal(ctx, mv.Dedicated, mv.Key, mv.Generation, home); err != nil {

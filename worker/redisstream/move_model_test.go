@@ -293,12 +293,12 @@ func (w *world) decide() {
 			return // only its command ends it
 		}
 		w.version++
-		w.exception = &Move{hot, w.exception.Dedicated, w.version, true}
+		w.exception = &Move{Key: hot, Dedicated: w.exception.Dedicated, Generation: w.version, Back: true}
 		return
 	}
 	w.version++
 	w.dedicated++
-	w.exception = &Move{hot, w.dedicated, w.version, false}
+	w.exception = &Move{Key: hot, Dedicated: w.dedicated, Generation: w.version}
 }
 
 // command is a run of an operator's command by what it believes to be decided.

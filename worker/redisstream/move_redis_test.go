@@ -48,6 +48,42 @@ func openAt(t testing.TB, s *Source, n uint32, token fence.Token) *Feed {
 	return f.(*Feed)
 }
 
+// A key is not back because a server does not know it: that is another one, or
+// its move out never began.
+func TestAKeyIsNotBackOnAnotherServer(t *testing.T) {
+	ctx := t.Context()
+	client := startServer(t).client()
+	home := shard.HashShard(hot, orders.Shards)
+	out := Move{Key: hot, Dedicated: shard.FirstDedicated, Generation: 2}
+	back := Move{Key: hot, Dedicated: shard.FirstDedicated, Generation: 3, Back: true}
+	for name, moved := range map[string]bool{"its own": true, "another": false} {
+		if err := client.FlushAll(ctx).Err(); err != nil {
+			t.Fatal(err)
+		}
+		m, s := newMover(t, client), newSource(t, client)
+		openAt(t, s, home, 1<<32|1) // workers are there, of a stream of the same name
+		openAt(t, s, out.Dedicated, 1<<32|2)
+		if moved {
+			if p, err := m.Step(ctx, out); err != nil || p.Stage != StageDone {
+				t.Fatal(name, p, err)
+			}
+		}
+		if got, err := m.Moved(ctx, hot); err != nil || got != moved {
+			t.Errorf("%s: moved %v, %v", name, got, err)
+		}
+		for range 2 { // the first one leaves no trace by which a second would be done
+			if p, err := m.Step(ctx, back); errors.Is(err, ErrNotMoved) == moved || !moved && p.Stage == StageDone {
+				t.Errorf("%s: %v, %v", name, p, err)
+			}
+		}
+		unmoved := back
+		unmoved.Unmoved = true
+		if p, err := m.Step(ctx, unmoved); !moved && (err != nil || p.Stage != StageDone) {
+			t.Errorf("%s: taken for unmoved: %v, %v", name, p, err)
+		}
+	}
+}
+
 // The scripts answer as the model does, to any steps in any order: also to those
 // that no command takes.
 func TestScriptsDoAsTheModelDoes(t *testing.T) {
