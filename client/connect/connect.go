@@ -9,9 +9,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 
 	"github.com/headlease/headlease/client"
 	"github.com/headlease/headlease/internal/clusterclient"
+	"github.com/headlease/headlease/internal/clusterfile"
 	"github.com/headlease/headlease/internal/clusterfile/load"
 	"github.com/headlease/headlease/internal/link"
 	"github.com/headlease/headlease/internal/pki"
@@ -28,7 +30,8 @@ type Options struct {
 	// Certs is the directory with ca.crt, NAME.crt and NAME.key;
 	// empty: the one that the cluster file names.
 	Certs string
-	// Insecure connects without TLS, to a cluster that runs so, on loopback.
+	// Insecure connects without TLS, to a cluster that runs so, on loopback; not
+	// with Certs.
 	Insecure bool
 	// Client is the rest of the client's configuration: home region, TTL, labels,
 	// logger. Cluster, Regions and Links are filled in.
@@ -39,6 +42,9 @@ type Options struct {
 // and closes its connections at its end. The error names the file or the
 // setting, and what to do.
 func Open(o Options) (*client.Client, error) {
+	if err := o.validate(); err != nil {
+		return nil, err
+	}
 	cfg := o.Client
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
@@ -49,6 +55,9 @@ func Open(o Options) (*client.Client, error) {
 	}
 	for _, w := range warnings {
 		cfg.Logger.Warn("cluster file", "file", o.File, "warning", w)
+	}
+	if err := o.plain(f); err != nil {
+		return nil, err
 	}
 	links, err := dial(o, f.Cluster, f.Certs, cfg.Logger)
 	if err != nil {
@@ -70,10 +79,42 @@ func Open(o Options) (*client.Client, error) {
 	return c, nil
 }
 
-func dial(o Options, cluster, certs string, log *slog.Logger) (*link.Links, error) {
-	if o.Name == "" {
-		return nil, errors.New("name: is missing; give the client's name in its certificate, NAME of 'headlease certs --client NAME'")
+// validate reports all faults at once.
+func (o Options) validate() error {
+	var errs []error
+	if o.File == "" {
+		errs = append(errs, errors.New("file: is missing; give the path of the cluster file"))
 	}
+	if o.Name == "" {
+		errs = append(errs, errors.New("name: is missing; give the client's name in its certificate, NAME of 'headlease certs --client NAME'"))
+	} else if err := pki.CheckName("name", o.Name); err != nil {
+		errs = append(errs, err)
+	}
+	if o.Insecure && o.Certs != "" {
+		errs = append(errs, errors.New("insecure: certs are given too; leave one of the two out"))
+	}
+	return errors.Join(errs...)
+}
+
+// plain refuses plain text to elsewhere at once: each dial would be refused, and
+// tried again until the caller's context ends. Of a host's name the dial finds it
+// out.
+func (o Options) plain(f clusterfile.File) error {
+	if !o.Insecure {
+		return nil
+	}
+	for _, r := range f.Regions {
+		for _, s := range r.Servers {
+			at, err := netip.ParseAddrPort(s.API)
+			if err == nil && !at.Addr().Unmap().IsLoopback() {
+				return fmt.Errorf("insecure: server %s is at %s, and plain text is for loopback only; leave insecure out and give certs", s.Name, s.API)
+			}
+		}
+	}
+	return nil
+}
+
+func dial(o Options, cluster, certs string, log *slog.Logger) (*link.Links, error) {
 	cfg := link.Config{Identity: pki.Identity{Cluster: cluster, Role: pki.RoleClient, Name: o.Name}, Insecure: o.Insecure, Logger: log}
 	if !o.Insecure {
 		if o.Certs != "" {

@@ -2,11 +2,13 @@ package connect_test
 
 import (
 	"context"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
@@ -43,6 +45,14 @@ func site(t *testing.T) string {
 func TestOpen(t *testing.T) {
 	dir := site(t)
 	file, certs := filepath.Join(dir, "cluster.yaml"), filepath.Join(dir, "certs")
+	far, other := filepath.Join(dir, "far.yaml"), filepath.Join(dir, "other")
+	if err := os.WriteFile(far, []byte(strings.Replace(cluster, "127.0.0.1", "192.0.2.1", 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ids := []pki.Identity{{Cluster: "other", Role: pki.RoleClient, Name: "w"}}
+	if _, err := pki.Generate(pki.Config{Dir: other, Cluster: "other", Identities: ids}); err != nil {
+		t.Fatal(err)
+	}
 	for name, test := range map[string]struct {
 		options connect.Options
 		want    string // in the error; empty: none
@@ -50,6 +60,14 @@ func TestOpen(t *testing.T) {
 		"as it should be": {connect.Options{File: file, Certs: certs, Name: "w"}, ""},
 		"insecure":        {connect.Options{File: file, Name: "w", Insecure: true}, ""},
 		"no file":         {connect.Options{File: file + "x", Certs: certs, Name: "w"}, "headlease config example"},
+		"nothing":         {connect.Options{}, "file: is missing; give the path of the cluster file\nname: is missing"},
+		"a directory":     {connect.Options{File: dir, Certs: certs, Name: "w"}, "is a directory; name the file in it"},
+		"a path as name":  {connect.Options{File: file, Certs: certs, Name: "x/../w"}, `name "x/../w": use letters`},
+		"both":            {connect.Options{File: file, Certs: certs, Name: "w", Insecure: true}, "insecure: certs are given too"},
+		"plain to far":    {connect.Options{File: far, Name: "w", Insecure: true}, "insecure: server eu-1 is at 192.0.2.1:7600"},
+		"file as certs":   {connect.Options{File: file, Certs: file, Name: "w"}, "is in no directory"},
+		"other cluster's": {connect.Options{File: file, Certs: other, Name: "w"}, `is of cluster "other", not "test"`},
+		"a wrong ttl":     {connect.Options{File: file, Certs: certs, Name: "w", Client: client.Config{TTL: 1}}, "ttl: 1ns is out of range"},
 		"no name":         {connect.Options{File: file, Certs: certs}, "name: is missing"},
 		"no certificates": {connect.Options{File: file, Name: "w"}, "certs: is not set"},
 		"another's name":  {connect.Options{File: file, Certs: certs, Name: "v"}, "v.crt"},
@@ -75,6 +93,47 @@ func TestOpen(t *testing.T) {
 		if ended != 1 {
 			t.Errorf("%s: ended %d times", name, ended)
 		}
+	}
+}
+
+// With no server up calls end with their context and say whom they tried; Close
+// ends all that is under way, and what comes after it is refused.
+func TestNobodyAnswers(t *testing.T) {
+	dir := site(t)
+	c, err := connect.Open(connect.Options{File: filepath.Join(dir, "cluster.yaml"), Certs: filepath.Join(dir, "certs"), Name: "w"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	if _, err := c.Acquire(ctx, "lock/x"); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "region/eu/eu-1 at 127.0.0.1:7600") {
+		t.Errorf("acquire: %v", err)
+	}
+	waits := make(chan error)
+	for range 3 {
+		go func() {
+			_, err := c.Acquire(context.WithoutCancel(ctx), "lock/x", client.Wait())
+			waits <- err
+		}()
+	}
+	if err := c.Close(t.Context()); err != nil {
+		t.Errorf("close: %v", err)
+	}
+	for range 3 {
+		if err := <-waits; !errors.Is(err, client.ErrClosed) {
+			t.Errorf("acquire beside close: %v", err)
+		}
+	}
+	_, acquire := c.Acquire(t.Context(), "lock/x")
+	_, get := c.Get(t.Context(), "lock/x")
+	_, lookup := c.Lookup(t.Context(), "lock/x")
+	for what, err := range map[string]error{"acquire": acquire, "get": get, "lookup": lookup} {
+		if !errors.Is(err, client.ErrClosed) {
+			t.Errorf("%s after close: %v", what, err)
+		}
+	}
+	if err := c.Close(t.Context()); err != nil {
+		t.Errorf("close again: %v", err)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -121,7 +122,10 @@ func missing(path string, err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%s: missing; make it with 'headlease certs' or name the right directory (%w)", path, fs.ErrNotExist)
 	}
-	return fmt.Errorf("%s: %w", path, err)
+	if errors.Is(err, syscall.ENOTDIR) {
+		return fmt.Errorf("%s: is in no directory; name the directory that 'headlease certs' made (%w)", path, syscall.ENOTDIR)
+	}
+	return fmt.Errorf("%w; make it readable for this user, or name the right directory", err)
 }
 
 func readCertificate(path string) (*x509.Certificate, error) {
