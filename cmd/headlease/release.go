@@ -2,14 +2,17 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/headlease/headlease/client"
+	"github.com/headlease/headlease/fence"
 )
 
 func newReleaseCmd(a *app) *cobra.Command {
@@ -43,7 +46,7 @@ It exits with 1 when the lease has ended already; the file is removed then, too.
 					return errors.Join(err, rm)
 				}
 				if ended {
-					return fmt.Errorf("the lease on %s (token %s) had ended already: %w", h.Resource, h.Token, err)
+					return fmt.Errorf("the lease on %s (token %s) had ended already: %s", h.Resource, h.Token, sinceThen(ctx, cfg, h, time.Now()))
 				}
 				return a.printf("released %s\n", h.Resource)
 			})
@@ -51,6 +54,28 @@ It exits with 1 when the lease has ended already; the file is removed then, too.
 	}
 	o.who(cmd)
 	return cmd
+}
+
+// sinceThen says what became of a lease that has ended. Nobody keeps when that
+// was; it is known how long its session was kept.
+func sinceThen(ctx context.Context, cfg client.Config, h client.Handle, now time.Time) string {
+	why := "it was released, revoked or lost"
+	if now.After(h.Expires) {
+		why = "its session was kept until " + h.Expires.Local().Format(time.DateTime)
+	}
+	c, err := client.New(cfg)
+	if err != nil {
+		return why
+	}
+	defer c.Close(ctx) //nolint:errcheck // it has no session
+	switch holder, err := c.Get(ctx, h.Resource); {
+	case err != nil:
+		return fmt.Sprintf("%s; who holds it now is not known: %v", why, err)
+	case holder == nil:
+		return why + "; nobody holds it now"
+	default:
+		return fmt.Sprintf("%s; %s holds it now, with token %s", why, holder.GetHolder(), fence.Token(holder.GetToken()))
+	}
 }
 
 // maxHandle bounds a handle file.
