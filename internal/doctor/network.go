@@ -167,6 +167,19 @@ func pingAll(ctx context.Context, c Config, pings []*path) {
 		})
 	}
 	wg.Wait()
+	// A ping tells who sends it, and the pool would miss "doctor" and suspect it. It
+	// leaves, which goes out with what is sent next.
+	_ = list.Leave(pingTimeout)
+	for _, p := range pings {
+		if p.err == nil {
+			wg.Go(func() {
+				if address, err := net.ResolveUDPAddr("udp", p.address); err == nil {
+					_, _ = list.Ping(p.process.Name, address)
+				}
+			})
+		}
+	}
+	wg.Wait()
 }
 
 var errNoKey = errors.New("no gossip key")
