@@ -42,6 +42,7 @@ type Verdict struct {
 	Disordered []string
 	Stuck      map[string]string
 	info       map[string]porcupine.LinearizationInfo
+	slots      map[string]int
 }
 
 // OK reports that nothing was found and nothing left undecided.
@@ -74,7 +75,7 @@ func Check(h History, cfg Config) *Verdict {
 	if cfg.Share == 0 {
 		cfg.Share = 1
 	}
-	v := &Verdict{Stuck: map[string]string{}, info: map[string]porcupine.LinearizationInfo{}}
+	v := &Verdict{Stuck: map[string]string{}, info: map[string]porcupine.LinearizationInfo{}, slots: map[string]int{}}
 	timed := cfg.Clocks != nil
 	if !timed {
 		cfg.Clocks = func(uint64, int64) time.Duration { return 0 }
@@ -85,10 +86,10 @@ func Check(h History, cfg Config) *Verdict {
 		v.Violations = append(v.Violations, p.unfounded(h.Beliefs)...)
 	}
 	v.Violations = append(v.Violations, tokensOnce(h, cfg.Partition)...)
-	parts, unexplained := compile(h, p, timed)
+	parts, slots, unexplained := compile(h, p, timed)
 	v.Violations = append(v.Violations, unexplained...)
 	for _, resource := range slices.Sorted(maps.Keys(parts)) {
-		result, info := porcupine.CheckOperationsVerbose(Model(), parts[resource], cfg.Timeout)
+		result, info := porcupine.CheckOperationsVerbose(Model(slots[resource]), parts[resource], cfg.Timeout)
 		switch result {
 		case porcupine.Ok:
 			continue
@@ -97,7 +98,8 @@ func Check(h History, cfg Config) *Verdict {
 		case porcupine.Unknown:
 			v.Undecided = append(v.Undecided, resource)
 		}
-		v.info[resource], v.Stuck[resource] = info, explain(parts[resource], info)
+		v.info[resource], v.slots[resource] = info, slots[resource]
+		v.Stuck[resource] = explain(slots[resource], parts[resource], info)
 	}
 	return v
 }
@@ -128,7 +130,7 @@ func tokensOnce(h History, partition func(string) string) []string {
 	}
 	for _, op := range h.Ops {
 		if op.Answer.Granted {
-			give(hold{op.Session, op.Resource, op.Answer.Token})
+			give(op.granted())
 		}
 	}
 	for _, m := range h.Messages {
@@ -148,7 +150,7 @@ type compiler struct {
 	p     *promises
 	timed bool
 
-	resource map[request]string
+	part     map[request]string
 	again    map[request]bool
 	terms    map[request]terms
 	ttl      map[string]time.Duration
@@ -158,26 +160,28 @@ type compiler struct {
 	clients  map[string]int
 	end      time.Duration
 	out      map[string][]porcupine.Operation
+	// slots of each part.
+	slots map[string]int
 	// found are facts that nothing explains, or that came too early.
 	found []string
 }
 
 // compile makes each lock's operations, and returns what it finds wrong
 // already.
-func compile(h History, p *promises, timed bool) (map[string][]porcupine.Operation, []string) {
+func compile(h History, p *promises, timed bool) (parts map[string][]porcupine.Operation, slots map[string]int, found []string) {
 	c := &compiler{
-		h: h, p: p, timed: timed, resource: map[request]string{}, again: map[request]bool{}, terms: map[request]terms{}, ttl: map[string]time.Duration{},
-		opened: map[string]time.Duration{}, acquires: map[string][]*Op{}, unknown: map[request][]*Op{}, clients: map[string]int{}, out: map[string][]porcupine.Operation{},
+		h: h, p: p, timed: timed, part: map[request]string{}, again: map[request]bool{}, terms: map[request]terms{}, ttl: map[string]time.Duration{},
+		opened: map[string]time.Duration{}, acquires: map[string][]*Op{}, unknown: map[request][]*Op{}, clients: map[string]int{}, out: map[string][]porcupine.Operation{}, slots: map[string]int{},
 	}
 	c.index()
 	touched := map[string]map[string]bool{} // sessions by resource
 	for _, op := range h.Ops {
 		c.call(op)
 		if op.Kind == Acquire {
-			if touched[op.Resource] == nil {
-				touched[op.Resource] = map[string]bool{}
+			if touched[op.part()] == nil {
+				touched[op.part()] = map[string]bool{}
 			}
-			touched[op.Resource][op.Session] = true
+			touched[op.part()][op.Session] = true
 		}
 	}
 	c.heard()
@@ -191,7 +195,7 @@ func compile(h History, p *promises, timed bool) (map[string][]porcupine.Operati
 	if len(h.Facts) > 0 {
 		c.facts(touched)
 	}
-	return c.out, c.found
+	return c.out, c.slots, c.found
 }
 
 func (c *compiler) index() {
@@ -209,8 +213,8 @@ func (c *compiler) index() {
 		case Acquire, Cancel:
 			r := request{op.Session, op.Request}
 			if op.Kind == Acquire {
-				c.resource[r] = op.Resource
-				c.terms[r] = terms{value: op.Value, delay: op.Delay}
+				c.part[r] = op.part()
+				c.terms[r] = terms{value: op.Value, delay: op.Delay, slots: int(op.Slots)}
 				c.acquires[op.Session] = append(c.acquires[op.Session], op)
 			}
 			if op.Unknown() {
@@ -234,16 +238,22 @@ func (c *compiler) index() {
 // add puts an operation into a lock's history.
 func (c *compiler) add(resource, client string, in *input, call, ret time.Duration) {
 	in.again, in.terms = c.again, c.terms
+	part := partOf(resource)
+	if in.place = placeOf(in.Resource); in.Slots > 0 {
+		part, in.place = in.part(), anySlot
+	}
+	c.slots[part] = max(c.slots[part], in.place+1, int(in.Slots))
 	id, ok := c.clients[client]
 	if !ok {
 		id = len(c.clients)
 		c.clients[client] = id
 	}
-	c.out[resource] = append(c.out[resource], porcupine.Operation{ClientId: id, Input: in, Call: int64(call), Return: int64(ret)})
+	c.out[part] = append(c.out[part], porcupine.Operation{ClientId: id, Input: in, Call: int64(call), Return: int64(ret)})
 }
 
 // maybe puts in what may happen at any time from then on, or never.
 func (c *compiler) maybe(resource string, op Op, from time.Duration) {
+	op.Resource = resource
 	c.add(resource, string(op.Kind), &input{Op: &op, maybe: true}, min(from, c.end), math.MaxInt64)
 }
 
@@ -262,7 +272,7 @@ func (c *compiler) call(op *Op) {
 			return
 		}
 	case Cancel:
-		if resource = c.resource[in.request()]; resource == "" {
+		if resource = c.part[in.request()]; resource == "" {
 			return
 		}
 	}
@@ -304,6 +314,9 @@ func (c *compiler) call(op *Op) {
 // mayHold tells whether the session held the lock for another request when the
 // call can have come: only then it had an effect that the facts do not show.
 func (c *compiler) mayHold(op *Op) bool {
+	if op.Slots > 0 {
+		return false // it gets a slot of its own, if any
+	}
 	ended := map[uint64]time.Duration{}
 	for _, f := range c.h.Facts {
 		if f.Kind == Ended && f.Resource == op.Resource {
@@ -361,7 +374,7 @@ func (c *compiler) heard() {
 				}
 			}
 			c.add(g.GetHeld().GetResource(), m.Client, &input{Op: &Op{
-				Kind: holds, Session: r.session, Request: r.id, Token: g.GetHeld().GetToken(),
+				Kind: holds, Session: r.session, Resource: g.GetHeld().GetResource(), Request: r.id, Token: g.GetHeld().GetToken(),
 			}}, from, m.At)
 		case m.Heard.GetAck() != nil:
 			a := m.Heard.GetAck()
@@ -372,13 +385,13 @@ func (c *compiler) heard() {
 					continue // said just now
 				}
 				last[h] = m.At
-				c.add(h.resource, m.Client, &input{Op: &Op{Kind: holds, Session: h.session, Token: h.token}}, from, m.At)
+				c.add(h.resource, m.Client, &input{Op: &Op{Kind: holds, Session: h.session, Resource: h.resource, Token: h.token}}, from, m.At)
 			}
 		case m.Heard.GetEnded() != nil:
 			id := m.Heard.GetEnded().GetSessionId()
 			resources := map[string]bool{}
 			for _, o := range c.acquires[id] {
-				resources[o.Resource] = true
+				resources[o.part()] = true
 			}
 			for resource := range resources {
 				c.add(resource, m.Client, &input{Op: &Op{Kind: ended, Session: id}}, c.opened[id], m.At)
@@ -420,20 +433,20 @@ func (c *compiler) endings(resource string, sessions map[string]bool) {
 
 // lapses puts in that an offer may be revoked and pass on.
 func (c *compiler) lapses(resource string) {
-	granted := map[request]uint64{}
+	granted := map[request]hold{}
 	for _, m := range c.h.Messages {
 		if g := m.Heard.GetGrant(); g != nil {
-			granted[request{g.GetSessionId(), g.GetRequestId()}] = g.GetHeld().GetToken()
+			granted[request{g.GetSessionId(), g.GetRequestId()}] = hold{g.GetSessionId(), g.GetHeld().GetResource(), g.GetHeld().GetToken()}
 		}
 	}
 	for _, op := range c.h.Ops {
 		if op.Kind == Acquire && op.Answer.Granted {
-			granted[request{op.Session, op.Request}] = op.Answer.Token
+			granted[request{op.Session, op.Request}] = op.granted()
 		}
 	}
 	queued := map[request]time.Duration{}
 	for _, op := range c.h.Ops {
-		if op.Kind != Acquire || op.Resource != resource || !op.Wait || !op.Unknown() && !op.Answer.Queued {
+		if op.Kind != Acquire || op.part() != resource || !op.Wait || !op.Unknown() && !op.Answer.Queued {
 			continue
 		}
 		r := request{op.Session, op.Request}
@@ -445,7 +458,7 @@ func (c *compiler) lapses(resource string) {
 		return cmp.Or(cmp.Compare(queued[a], queued[b]), compare(a, b))
 	}) {
 		c.drops(resource, r)
-		if token := granted[r]; token != 0 && c.p.confirmed[hold{r.session, resource, token}] {
+		if h, ok := granted[r]; ok && c.p.confirmed[h] {
 			continue
 		}
 		from := queued[r]
@@ -457,8 +470,8 @@ func (c *compiler) lapses(resource string) {
 			from = max(from+time.Duration(float64(ttl)*c.p.share), c.p.offered[r])
 		}
 		c.maybe(resource, Op{Kind: lapses, Session: r.session, Request: r.id}, from)
-		if token := granted[r]; c.timed && token != 0 {
-			from = max(from, c.p.last(hold{r.session, resource, token}))
+		if h, ok := granted[r]; c.timed && ok {
+			from = max(from, c.p.last(h))
 		}
 		c.maybe(resource, Op{Kind: passes, Session: r.session, Request: r.id}, from)
 	}

@@ -9,9 +9,12 @@
 //
 // # What is checked
 //
-// Check runs porcupine over a model of one lock: its holder, its token and
-// value, its queue, the requests that were answered, the sessions that have ended. The
-// model is a description of the rules of its own; it shares no code with the
+// Check runs porcupine over a model of one lock, or of one semaphore: its holder
+// or those of its slots, their tokens and values, the queues, the requests that were
+// answered, the sessions that have ended. Of a semaphore a request for any slot gets
+// the lowest free one or waits in the semaphore's queue, one for a slot by its name
+// comes before that queue, and tokens rise with the grants, whatever slot they are
+// of. The model is a description of the rules of its own; it shares no code with the
 // state machine. A call without an answer may have taken effect at any later
 // time, or never. What nobody calls has an operation of its own that may happen
 // or not: a session expires, but not before the end that its client was

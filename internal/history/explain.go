@@ -19,7 +19,7 @@ const (
 
 // explain shows where the search for an order got stuck: the end of the longest
 // order that it found, and the calls that had to come next.
-func explain(ops []porcupine.Operation, info porcupine.LinearizationInfo) string {
+func explain(slots int, ops []porcupine.Operation, info porcupine.LinearizationInfo) string {
 	var longest []int
 	for _, part := range info.PartialLinearizations() {
 		for _, l := range part {
@@ -36,7 +36,7 @@ func explain(ops []porcupine.Operation, info porcupine.LinearizationInfo) string
 		}
 		fmt.Fprintf(&b, "    [%v %v] %s\n", time.Duration(op.Call).Round(time.Microsecond), ret, describe(op.Input.(*input)))
 	}
-	l := &lock{}
+	l := newLock(slots)
 	done := map[int]bool{}
 	fmt.Fprintf(&b, "  an order of %d of %d operations was found; it ends with\n", len(longest), len(ops))
 	for i, id := range longest {
@@ -61,4 +61,48 @@ func explain(ops []porcupine.Operation, info porcupine.LinearizationInfo) string
 		show(op)
 	}
 	return b.String()
+}
+
+func describe(in *input) string {
+	what := string(in.Kind)
+	if in.place != 0 {
+		what += " of " + in.Resource
+	}
+	if in.Session != "" {
+		what += " " + short(in.Session)
+	}
+	for _, session := range in.sessions {
+		what += " " + short(session)
+	}
+	if in.Request != 0 {
+		what += fmt.Sprintf("/%d", in.Request)
+	}
+	if in.Token != 0 {
+		what += fmt.Sprintf(" token %d", in.Token)
+	}
+	if in.Kind == Acquire && in.Wait {
+		what += " wait"
+	}
+	a := in.Answer
+	switch {
+	case in.maybe:
+		return what + "?"
+	case in.forced:
+		return what + "!"
+	case a.Granted:
+		what += fmt.Sprintf(" -> %s, token %d", in.Op.granted().resource, a.Token)
+	case a.Queued:
+		what += fmt.Sprintf(" -> %d ahead", a.Ahead)
+	case a.Busy:
+		what += fmt.Sprintf(" -> busy, token %d, %d wait", a.Token, a.Waiters)
+	case in.Kind == Get && a.Session == "":
+		what += " -> free"
+	case in.Kind == Get:
+		what += fmt.Sprintf(" -> %s holds %d with %q, %d wait", short(a.Session), a.Token, a.Value, a.Waiters)
+	case in.Kind == Cancel && a.Token != 0:
+		what += fmt.Sprintf(" -> has token %d", a.Token)
+	case a.Code != "":
+		what += " -> " + string(a.Code)
+	}
+	return what
 }

@@ -18,9 +18,12 @@ func (c *compiler) facts(touched map[string]map[string]bool) {
 			ends[f.Session] = f
 		}
 	}
-	for session, f := range ends {
-		c.sessionEnd(session, f, touched)
+	for _, f := range ends {
+		if f.Reason != ByExpiry {
+			c.sessionEnd(f, touched)
+		}
 	}
+	c.expiries(touched)
 	for resource, sessions := range touched {
 		for _, op := range c.h.Ops {
 			if op.Kind == Close && op.Answer.Code != Refused && !op.Unknown() && sessions[op.Session] {
@@ -102,7 +105,14 @@ func (c *compiler) wrong(f Fact, format string, args ...any) {
 
 // force puts an operation in at the very instant of a fact.
 func (c *compiler) force(f Fact, op Op, effect bool) {
-	c.add(f.Resource, string(op.Kind), &input{Op: &op, forced: effect}, f.At, f.At)
+	c.put(f, &input{Op: &op, forced: effect})
+}
+
+func (c *compiler) put(f Fact, in *input) {
+	if in.Resource == "" {
+		in.Resource = f.Resource
+	}
+	c.add(f.Resource, string(in.Kind), in, f.At, f.At)
 }
 
 // asked looks for the call that caused a fact. If none that was answered is
@@ -123,7 +133,7 @@ func (c *compiler) asked(f Fact, matches func(*Op) bool) {
 		forced := *op
 		forced.Answer = Answer{Code: Unknown, Token: 0}
 		if f.Kind == Granted {
-			forced.Answer.Token = f.Token
+			forced.Answer.Token, forced.Answer.Resource = f.Token, f.Resource
 		}
 		c.force(f, forced, true)
 	}
@@ -163,25 +173,67 @@ func causes(o *Op, f Fact) bool {
 
 // sessionEnd puts the end of a session into the history of every lock that it
 // touched.
-func (c *compiler) sessionEnd(session string, f Fact, touched map[string]map[string]bool) {
-	asked := c.cause(f, func(o *Op) bool { return o.Kind == Close && o.Session == session })
-	if f.Reason == ByExpiry {
-		asked = nil // however late a Close of it came
-	}
+func (c *compiler) sessionEnd(f Fact, touched map[string]map[string]bool) {
+	asked := c.cause(f, func(o *Op) bool { return o.Kind == Close && o.Session == f.Session })
 	if asked != nil && !asked.Unknown() {
 		return
 	}
-	if until := c.p.session[session]; asked == nil && c.timed && f.At < until {
-		c.wrong(f, "I3: the session expired, but was promised to live until %v", until)
-	}
-	kind := expires
-	if asked != nil {
-		kind = ends
+	if asked == nil {
+		c.expired([]Fact{f}, touched)
+		return
 	}
 	for _, resource := range slices.Sorted(maps.Keys(touched)) {
-		if touched[resource][session] {
+		if touched[resource][f.Session] {
 			f.Resource = resource
-			c.force(f, Op{Kind: kind, Session: session}, true)
+			c.force(f, Op{Kind: ends, Session: f.Session}, true)
+		}
+	}
+}
+
+// expiries puts in the sessions that expired, those of one command together,
+// however late a Close of them came: one session's end follows the other's there,
+// with nothing between them but requests that leave their queues.
+func (c *compiler) expiries(touched map[string]map[string]bool) {
+	var together []Fact
+	flush := func() {
+		if len(together) > 0 {
+			c.expired(together, touched)
+		}
+		together = nil
+	}
+	for _, f := range c.h.Facts {
+		switch {
+		case len(together) > 0 && together[0].Index != f.Index:
+			flush()
+		case f.Kind == LeftQueue:
+			continue
+		}
+		if f.Kind == SessionClosed && f.Reason == ByExpiry {
+			together = append(together, f)
+		} else {
+			flush()
+		}
+	}
+	flush()
+}
+
+func (c *compiler) expired(together []Fact, touched map[string]map[string]bool) {
+	for _, f := range together {
+		if until := c.p.session[f.Session]; c.timed && f.At < until {
+			c.wrong(f, "I3: the session expired, but was promised to live until %v", until)
+		}
+	}
+	for _, resource := range slices.Sorted(maps.Keys(touched)) {
+		var sessions []string
+		for _, f := range together {
+			if touched[resource][f.Session] {
+				sessions = append(sessions, f.Session)
+			}
+		}
+		if len(sessions) > 0 {
+			f := together[0]
+			f.Resource = resource
+			c.put(f, &input{Op: &Op{Kind: expires}, sessions: sessions, forced: true})
 		}
 	}
 }
@@ -191,6 +243,9 @@ func (c *compiler) sessionEnd(session string, f Fact, touched map[string]map[str
 func (c *compiler) leftQueue(f Fact, ends map[string]Fact) {
 	if e, ok := ends[f.Session]; ok && e.Index == f.Index {
 		return
+	}
+	if part, ok := c.part[request{f.Session, f.Request}]; ok {
+		f.Resource = part
 	}
 	op := c.cause(f, func(o *Op) bool { return o.Kind == Cancel && o.Session == f.Session && o.Request == f.Request })
 	switch {

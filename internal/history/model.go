@@ -5,9 +5,9 @@ import (
 	"encoding/binary"
 	"fmt"
 	"hash/maphash"
+	"math"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/anishathalye/porcupine"
 )
@@ -22,27 +22,17 @@ func (r request) String() string { return fmt.Sprintf("%s/%d", short(r.session),
 
 func short(session string) string { return session[:min(4, len(session))] }
 
-// lock is the model's state: one exclusive lock as the design describes it. It
-// is immutable; edit makes a copy.
+// lock is the model's state: one exclusive lock as the design describes it, or
+// one semaphore. It is immutable; edit makes a copy.
 type lock struct {
-	// by is the holder's newest request for it; empty session: nobody holds it.
-	by request
-	// token of the holder. 0 while it was handed over and nobody has said yet
-	// with which token: any above floor.
-	token uint64
-	// value beside the lease.
-	value string
-	// offered: handed over from the queue, so it may lapse. revoked: it is about
-	// to pass on. delay: nobody gets it for a while if it ends without its
-	// holder's word.
-	offered, revoked, delay bool
-	// delayed: nobody holds it, and nobody gets it for a while.
-	delayed bool
-	// draining: nobody gets any lock of the partition.
+	// places are what can be held: the lock itself, or the slots of a semaphore.
+	places []place
+	// queue are the requests that wait for any slot.
+	queue []request
+	// draining: nobody gets anything of the partition.
 	draining bool
 	// floor is below any token to come.
 	floor uint64
-	queue []request
 	// closed are requests that were answered for good, given up, or cancelled
 	// before they came. Sorted.
 	closed []request
@@ -52,36 +42,82 @@ type lock struct {
 	finished bool
 }
 
-func (l *lock) String() string {
+// place is what one request at a time can hold.
+type place struct {
+	// by is the holder's newest request for it; empty session: nobody holds it.
+	by request
+	// token of the holder. 0 while it was handed over and nobody has said yet
+	// with which token: any from least to most, 0: without end.
+	token, least, most uint64
+	// value beside the lease.
+	value string
+	// offered: handed over from the queue, so it may lapse. revoked: it is about
+	// to pass on. delay: nobody gets it for a while if it ends without its
+	// holder's word.
+	offered, revoked, delay bool
+	// delayed: nobody holds it, and nobody gets it for a while.
+	delayed bool
+	// queue are the requests that wait for this very one.
+	queue []request
+}
+
+func (p *place) equal(o *place) bool {
+	return p.by == o.by && p.token == o.token && p.least == o.least && p.most == o.most && p.value == o.value && p.offered == o.offered &&
+		p.revoked == o.revoked && p.delay == o.delay && p.delayed == o.delayed && slices.Equal(p.queue, o.queue)
+}
+
+func (p *place) String() string {
 	var b strings.Builder
 	switch {
-	case l.by.session == "":
+	case p.by.session == "":
 		b.WriteString("free")
-	case l.token == 0:
-		fmt.Fprintf(&b, "%v holds some token", l.by)
+	case p.token == 0:
+		fmt.Fprintf(&b, "%v holds some token", p.by)
 	default:
-		fmt.Fprintf(&b, "%v holds %d", l.by, l.token)
+		fmt.Fprintf(&b, "%v holds %d", p.by, p.token)
 	}
-	if l.offered {
+	if p.offered {
 		b.WriteString(", offered")
 	}
-	if l.revoked {
+	if p.revoked {
 		b.WriteString(", revoked")
 	}
-	if l.delayed {
+	if p.delayed {
 		b.WriteString(", delayed")
 	}
-	if l.draining {
-		b.WriteString(", draining")
+	if len(p.queue) > 0 {
+		fmt.Fprintf(&b, ", queue %v", p.queue)
 	}
-	fmt.Fprintf(&b, "; no token below %d; queue %v; closed %v; %d sessions gone", l.floor, l.queue, l.closed, len(l.gone))
+	return b.String()
+}
+
+// free: a request for any slot gets it.
+func (p *place) free() bool { return p.by.session == "" && !p.delayed && len(p.queue) == 0 }
+
+// isToken tells whether a token said to be the holder's can be it.
+func (p *place) isToken(token uint64) bool {
+	if p.token == 0 {
+		return token >= p.least && (p.most == 0 || token <= p.most)
+	}
+	return token == p.token
+}
+
+func (l *lock) String() string {
+	var b strings.Builder
+	for i := range l.places {
+		fmt.Fprintf(&b, "%d: %v; ", i, &l.places[i])
+	}
+	if l.draining {
+		b.WriteString("draining; ")
+	}
+	fmt.Fprintf(&b, "no token below %d; queue %v; closed %v; %d sessions gone", l.floor, l.queue, l.closed, len(l.gone))
 	return b.String()
 }
 
 func (l *lock) equal(o *lock) bool {
-	return l == o || l.by == o.by && l.token == o.token && l.value == o.value && l.offered == o.offered && l.revoked == o.revoked &&
-		l.delay == o.delay && l.delayed == o.delayed && l.draining == o.draining && l.floor == o.floor &&
-		l.finished == o.finished && slices.Equal(l.queue, o.queue) && slices.Equal(l.closed, o.closed) && slices.Equal(l.gone, o.gone)
+	return l == o || l.draining == o.draining && l.floor == o.floor && l.finished == o.finished &&
+		slices.EqualFunc(l.places, o.places, func(a, b place) bool { return a.equal(&b) }) &&
+		slices.Equal(l.queue, o.queue) && slices.Equal(l.closed, o.closed) && slices.Equal(l.gone, o.gone)
 }
 
 var seed = maphash.MakeSeed()
@@ -95,17 +131,25 @@ func (l *lock) hash() uint64 {
 		binary.LittleEndian.PutUint64(b[:], r.id)
 		_, _ = h.Write(b[:])
 	}
-	id(l.by)
+	for i := range l.places {
+		p := &l.places[i]
+		id(p.by)
+		id(request{id: p.token})
+		for _, q := range p.queue {
+			id(q)
+		}
+	}
 	for _, q := range l.queue {
 		id(q)
 	}
-	id(request{id: l.token ^ l.floor<<1 ^ uint64(len(l.closed))<<40 ^ uint64(len(l.gone))<<50})
+	id(request{id: l.floor<<1 ^ uint64(len(l.closed))<<40 ^ uint64(len(l.gone))<<50})
 	return h.Sum64()
 }
 
 // edit returns a copy that f has changed.
 func (l *lock) edit(f func(*lock)) *lock {
 	c := *l
+	c.places = slices.Clone(l.places)
 	f(&c)
 	return &c
 }
@@ -130,351 +174,130 @@ func (l *lock) close(r request, in *input) {
 	}
 }
 
-// grant gives a free lock away; token 0 is one that is not known yet.
-func (l *lock) grant(r request, token uint64, offered bool, in *input) {
-	l.by, l.token, l.offered, l.revoked = r, token, offered, false
-	l.value, l.delay = in.terms[r].value, in.terms[r].delay > 0
+// held returns the place that a request holds, or -1.
+func (l *lock) held(r request) int {
+	return slices.IndexFunc(l.places, func(p place) bool { return p.by == r })
+}
+
+// waits tells whether a request is in a queue.
+func (l *lock) waits(r request) bool {
+	return slices.Contains(l.queue, r) || slices.ContainsFunc(l.places, func(p place) bool { return slices.Contains(p.queue, r) })
+}
+
+// free returns the lowest free slot below n, or -1.
+func (l *lock) free(n int) int {
+	for i := range l.places[:min(n, len(l.places))] {
+		if l.places[i].free() {
+			return i
+		}
+	}
+	return -1
+}
+
+// grant gives a free place away; token 0 is one that is not known yet.
+func (l *lock) grant(i int, r request, token uint64, offered bool, in *input) {
+	p := &l.places[i]
 	l.floor = max(l.floor+1, token)
-}
-
-// end takes the lock from its holder, by its word or not, and hands it to the
-// first in the queue unless something keeps it from all.
-func (l *lock) end(in *input, byWord bool) {
-	l.close(l.by, in)
-	l.delayed = l.delay && !byWord
-	l.by, l.token, l.value, l.offered, l.revoked, l.delay = request{}, 0, "", false, false, false
-	l.handOver(in)
-}
-
-func (l *lock) handOver(in *input) {
-	if len(l.queue) > 0 && l.by.session == "" && !l.delayed && !l.draining {
-		next := l.queue[0]
-		l.queue = slices.Clone(l.queue[1:])
-		l.grant(next, 0, true, in)
+	p.by, p.token, p.least, p.most, p.offered, p.revoked = r, token, l.floor, 0, offered, false
+	p.value, p.delay = in.terms[r].value, in.terms[r].delay > 0
+	if token != 0 {
+		l.bound(i)
 	}
 }
 
-// isToken tells whether a token said to be the holder's can be it.
-func (l *lock) isToken(token uint64) bool {
-	if l.token == 0 {
-		return token >= l.floor
+// bound narrows what the unknown tokens of other places may be: tokens rise with
+// the grants, whatever slot they are of.
+func (l *lock) bound(i int) {
+	known := &l.places[i]
+	for j := range l.places {
+		switch p := &l.places[j]; {
+		case j == i || p.by.session == "" || p.token != 0:
+		case p.least < known.least && (p.most == 0 || p.most >= known.token):
+			p.most = known.token - 1
+		case p.least > known.least:
+			p.least = max(p.least, known.token+1)
+		}
 	}
-	return token == l.token
 }
 
-// learn notes which token the holder has.
-func (l *lock) learn(token uint64) *lock {
-	if l.token == token {
+// learn notes which token a place's holder has.
+func (l *lock) learn(i int, token uint64) *lock {
+	if l.places[i].token == token {
 		return l
 	}
-	return l.edit(func(c *lock) { c.token, c.floor = token, max(c.floor, token) })
+	return l.edit(func(c *lock) {
+		c.places[i].token, c.floor = token, max(c.floor, token)
+		c.bound(i)
+	})
 }
 
-// What happens to a lock besides the clients' calls.
-const (
-	expires  Kind = "expires"  // a session does
-	ends     Kind = "ends"     // a session is closed by a call without answer
-	lapses   Kind = "lapses"   // an offer that was not confirmed is revoked
-	passes   Kind = "passes"   // a revoked lease passes on
-	drops    Kind = "drops"    // the session says that the request is not open any more
-	holds    Kind = "holds"    // a stream said that a session holds a token
-	ended    Kind = "ended"    // a stream said that a session has ended
-	resumes  Kind = "resumes"  // a lock delay is over
-	drains   Kind = "drains"   // the partition's drain begins
-	aborts   Kind = "aborts"   // it is over
-	finishes Kind = "finishes" // the history is over
-)
-
-// terms of a request: what it wants beside the lock.
-type terms struct {
-	value string
-	delay time.Duration
+// take ends a holder's time, by its word or not.
+func (l *lock) take(i int, in *input, byWord bool) {
+	p := &l.places[i]
+	l.close(p.by, in)
+	*p = place{delayed: p.delay && !byWord, queue: p.queue}
 }
 
-// input of a step of the model.
-type input struct {
-	*Op
-	// maybe: it may take effect or not; only after the end may it be seen not to.
-	maybe bool
-	// forced: it took effect, whatever was answered, if anything.
-	forced bool
-	// quiet: if it took effect, then one that no queue and no holder shows.
-	quiet bool
-	// maybeClosed: a call without answer may have closed the request before.
-	maybeClosed bool
-	// maybeBelow: the request may have been below the lowest open one when it
-	// came; surelyBelow: it was, when it was sent.
-	maybeBelow, surelyBelow bool
-	// again are the requests that come more than once: only of those need
-	// anything be remembered.
-	again map[request]bool
-	terms map[request]terms
+// end is take, and the first in the queue has the place, unless something keeps
+// it from all.
+func (l *lock) end(i int, in *input, byWord bool) {
+	l.take(i, in, byWord)
+	l.handOver(i, in)
 }
 
-func (in *input) request() request { return request{in.Session, in.Request} }
-
-// step is the model: whether the lock can answer so, and what it is then.
-func step(l *lock, in *input) (bool, *lock) {
-	if in.maybe {
-		if l.finished {
-			return true, l
-		}
-		next, ok := l.effect(in)
-		if in.quiet && ok && (next.by.session != l.by.session || len(next.queue) != len(l.queue)) {
-			return false, nil
-		}
-		if !ok || next.equal(l) {
-			return false, nil // it does nothing now; it may later, or never
-		}
-		return true, next
+// handOver: first come those who asked for this very slot.
+func (l *lock) handOver(i int, in *input) {
+	p := &l.places[i]
+	if p.by.session != "" || p.delayed || l.draining {
+		return
 	}
-	if l.finished {
-		return false, nil
+	if len(p.queue) > 0 {
+		next := p.queue[0]
+		p.queue = slices.Clone(p.queue[1:])
+		l.grant(i, next, 0, true, in)
+		return
 	}
-	if in.forced {
-		next, ok := l.effect(in)
-		return ok && !next.equal(l), next
+	at := slices.IndexFunc(l.queue, func(r request) bool { return in.terms[r].slots > i })
+	if at >= 0 {
+		next := l.queue[at]
+		l.queue = slices.Delete(slices.Clone(l.queue), at, at+1)
+		l.grant(i, next, 0, true, in)
 	}
-	switch in.Kind {
-	case finishes:
-		return true, l.edit(func(c *lock) { c.finished = true })
-	case ended:
-		return l.isGone(in.Session), l
-	case drains:
-		return true, l.edit(func(c *lock) { c.draining = true })
-	case aborts:
-		return true, l.edit(func(c *lock) { c.draining = false; c.handOver(in) })
-	case holds:
-		if l.by.session != in.Session || !l.isToken(in.Token) || in.Request != 0 && l.by.id != in.Request {
-			return false, nil
-		}
-		return true, l.learn(in.Token)
-	case Get:
-		return l.get(in)
-	}
-	if in.Answer.Code == SessionExpired {
-		return l.isGone(in.Session), l
-	}
-	switch in.Kind {
-	case Acquire:
-		return l.acquire(in)
-	case Release:
-		return l.release(in)
-	case Cancel:
-		return l.cancel(in)
-	case Revoke:
-		return l.revoke(in)
-	case Close:
-		if l.isGone(in.Session) {
-			return false, nil
-		}
-	}
-	next, ok := l.effect(in)
-	return ok, next
 }
 
-// effect is what an operation does if it does something, whatever was
-// answered.
-func (l *lock) effect(in *input) (*lock, bool) {
-	r := in.request()
-	switch in.Kind {
-	case Acquire:
-		if l.isGone(in.Session) || l.isClosed(r) {
-			return l, false
+// handOverAll serves all queues that stood still.
+func (l *lock) handOverAll(in *input) {
+	for i := range l.places {
+		if len(l.places[i].queue) > 0 {
+			l.handOver(i, in)
 		}
-		return l.request(in)
-	case Release:
-		if l.by.session != in.Session || !l.isToken(in.Token) || l.isGone(in.Session) {
-			return l, false
-		}
-		return l.learn(in.Token).edit(func(c *lock) { c.end(in, true) }), true
-	case Cancel:
-		return l.giveUp(in), !l.isGone(in.Session)
-	case Revoke:
-		if l.by.session == "" || !l.isToken(in.Token) || l.revoked {
-			return l, false
-		}
-		return l.learn(in.Token).edit(func(c *lock) { c.revoked = true }), true
-	case Close, ends, expires:
-		if l.isGone(in.Session) {
-			return l, false
-		}
-		return l.edit(func(c *lock) {
-			i, _ := slices.BinarySearch(c.gone, in.Session)
-			c.gone = slices.Insert(slices.Clone(c.gone), i, in.Session)
-			c.queue = slices.DeleteFunc(slices.Clone(c.queue), func(q request) bool { return q.session == in.Session })
-			c.closed = slices.DeleteFunc(slices.Clone(c.closed), func(q request) bool { return q.session == in.Session })
-			if c.by.session == in.Session {
-				c.end(in, in.Kind != expires)
-			}
-		}), true
-	case lapses:
-		if l.by != r || !l.offered || l.revoked {
-			return l, false
-		}
-		return l.edit(func(c *lock) { c.revoked = true }), true
-	case drops:
-		at := slices.Index(l.queue, r)
-		if at < 0 {
-			return l, false
-		}
-		return l.giveUp(in), true
-	case passes:
-		if l.by.session != in.Session || !l.revoked || in.Token != 0 && !l.isToken(in.Token) || in.Request != 0 && l.by.id != in.Request {
-			return l, false
-		}
-		return l.edit(func(c *lock) { c.end(in, false) }), true
-	case resumes:
-		if !l.delayed {
-			return l, false
-		}
-		return l.edit(func(c *lock) { c.delayed = false; c.handOver(in) }), true
 	}
-	return l, false
+	for _, r := range slices.Clone(l.queue) {
+		if i := l.free(in.terms[r].slots); i >= 0 {
+			l.queue = slices.DeleteFunc(slices.Clone(l.queue), func(q request) bool { return q == r })
+			l.grant(i, r, 0, true, in)
+		}
+	}
 }
 
-// request is an Acquire of an id that was not seen before, or is open.
-func (l *lock) request(in *input) (*lock, bool) {
-	r := in.request()
-	switch {
-	case l.by == r || slices.Contains(l.queue, r):
-		return l, true
-	case l.draining:
-		return l, false
-	case l.by.session == "" && !l.delayed:
-		return l.edit(func(c *lock) { c.grant(r, in.Answer.Token, false, in) }), true
-	case l.by.session == in.Session && !l.revoked: // it holds it: the same token, for the newest request
-		return l.edit(func(c *lock) {
-			c.close(c.by, in)
-			c.by = r
-			c.delay = c.delay || in.terms[r].delay > 0
-			if v := in.terms[r].value; v != "" {
-				c.value = v
-			}
-		}), true
-	case in.Wait:
-		return l.edit(func(c *lock) { c.queue = append(slices.Clone(c.queue), r) }), true
-	}
-	return l.edit(func(c *lock) { c.close(r, in) }), true
-}
-
-// acquire that was answered.
-func (l *lock) acquire(in *input) (bool, *lock) {
-	a, r := in.Answer, in.request()
-	if l.isGone(in.Session) {
-		return false, nil
-	}
-	if a.Code == Stale {
-		// Closed before, or taken back from it by now.
-		return in.maybeBelow || in.maybeClosed && l.by != r && !slices.Contains(l.queue, r) || l.isClosed(r) || l.by == r && l.revoked, l
-	}
-	if in.surelyBelow {
-		return false, nil
-	}
-	if l.isClosed(r) { // a repeated try is told again that somebody else has it
-		if a.Busy && l.delayed {
-			return !in.Wait && a.Token == 0 && int(a.Waiters) == len(l.queue), l
+// leave takes requests out of all queues.
+func (l *lock) leave(who func(request) bool) {
+	without := func(queue []request) []request {
+		if !slices.ContainsFunc(queue, who) {
+			return queue
 		}
-		return a.Busy && !in.Wait && l.by.session != in.Session && l.isToken(a.Token) && int(a.Waiters) == len(l.queue), l
+		return slices.DeleteFunc(slices.Clone(queue), who)
 	}
-	wasFree, wasToken := l.by.session == "", l.token
-	next, ok := l.request(in)
-	switch {
-	case !ok:
-		return false, nil
-	case a.Busy && l.delayed:
-		return !in.Wait && a.Token == 0 && int(a.Waiters) == len(l.queue), next
-	case a.Granted && wasFree:
-		return !l.delayed && a.Token > l.floor, next
-	case a.Granted:
-		if next.by != r || next.revoked || !next.isToken(a.Token) {
-			return false, nil
-		}
-		return true, next.learn(a.Token)
-	case a.Queued:
-		at := slices.Index(next.queue, r)
-		return at >= 0 && at == int(a.Ahead), next
-	case a.Busy:
-		if wasFree || in.Wait || next.by == r || l.by.session == in.Session && !l.revoked || slices.Contains(next.queue, r) {
-			return false, nil
-		}
-		if int(a.Waiters) != len(l.queue) || wasToken == 0 && a.Token < l.floor || wasToken != 0 && a.Token != wasToken {
-			return false, nil
-		}
-		return true, next.learn(a.Token)
+	l.queue = without(l.queue)
+	for i := range l.places {
+		l.places[i].queue = without(l.places[i].queue)
 	}
-	return false, nil
 }
 
-func (l *lock) release(in *input) (bool, *lock) {
-	next, held := l.effect(in)
-	if in.Answer.Code == NotHolder {
-		return !held || l.token == 0, l
-	}
-	return held, next
-}
-
-// giveUp is what a Cancel does: a waiting request leaves the queue, one that
-// was not seen will be refused, one that holds the lock keeps it.
-func (l *lock) giveUp(in *input) *lock {
-	r := in.request()
-	switch at := slices.Index(l.queue, r); {
-	case at >= 0:
-		return l.edit(func(c *lock) {
-			c.queue = slices.Delete(slices.Clone(c.queue), at, at+1)
-			c.close(r, in)
-		})
-	case l.by == r || l.isClosed(r):
-		return l
-	}
-	return l.edit(func(c *lock) { c.close(r, in) })
-}
-
-func (l *lock) cancel(in *input) (bool, *lock) {
-	if l.isGone(in.Session) {
-		return false, nil
-	}
-	if l.by != in.request() {
-		return in.Answer.Token == 0, l.giveUp(in)
-	}
-	if in.Answer.Token == 0 {
-		return in.maybeBelow || in.maybeClosed, l
-	}
-	if !l.isToken(in.Answer.Token) {
-		return false, nil
-	}
-	return true, l.learn(in.Answer.Token)
-}
-
-func (l *lock) revoke(in *input) (bool, *lock) {
-	if l.by.session == "" || !l.isToken(in.Token) {
-		return in.Answer.Code == NotHolder, l
-	}
-	if in.Answer.Code == NotHolder {
-		return l.token == 0, l
-	}
-	l = l.learn(in.Token)
-	if l.revoked {
-		return true, l
-	}
-	return true, l.edit(func(c *lock) { c.revoked = true })
-}
-
-func (l *lock) get(in *input) (bool, *lock) {
-	a := in.Answer
-	if a.Session == "" { // a queue without holder is not shown
-		return l.by.session == "", l
-	}
-	if a.Session != l.by.session || int(a.Waiters) != len(l.queue) || a.Value != l.value || !l.isToken(a.Token) {
-		return false, nil
-	}
-	return true, l.learn(a.Token)
-}
-
-// Model is one lock's.
-func Model() porcupine.Model {
+// Model is that of one lock, or of a semaphore with so many slots.
+func Model(slots int) porcupine.Model {
 	return porcupine.Model{
-		Init: func() any { return &lock{} },
+		Init: func() any { return newLock(slots) },
 		Step: func(state, in, _ any) (bool, any) {
 			ok, next := step(state.(*lock), in.(*input))
 			if !ok {
@@ -489,40 +312,36 @@ func Model() porcupine.Model {
 	}
 }
 
-func describe(in *input) string {
-	what := string(in.Kind)
-	if in.Session != "" {
-		what += " " + short(in.Session)
+func newLock(slots int) *lock { return &lock{places: make([]place, max(slots, 1))} }
+
+// anySlot is the place of a request that names none.
+const anySlot = -1
+
+// placeOf is what a resource means in its part of a history: a lock of its own,
+// a slot, or, of a semaphore itself, any slot.
+func placeOf(resource string) int {
+	_, digits, ok := strings.Cut(resource, "#")
+	if !ok {
+		return 0
 	}
-	if in.Request != 0 {
-		what += fmt.Sprintf("/%d", in.Request)
+	n := 0
+	for _, d := range []byte(digits) {
+		if d < '0' || d > '9' || n > math.MaxInt16 {
+			return anySlot
+		}
+		n = 10*n + int(d-'0')
 	}
-	if in.Token != 0 {
-		what += fmt.Sprintf(" token %d", in.Token)
+	if digits == "" {
+		return anySlot
 	}
-	if in.Kind == Acquire && in.Wait {
-		what += " wait"
+	return n
+}
+
+// partOf names the part of a history that a resource belongs to: slots are
+// judged with their semaphore, lock/NAME#.
+func partOf(resource string) string {
+	if base, _, ok := strings.Cut(resource, "#"); ok {
+		return base + "#"
 	}
-	a := in.Answer
-	switch {
-	case in.maybe:
-		return what + "?"
-	case in.forced:
-		return what + "!"
-	case a.Granted:
-		what += fmt.Sprintf(" -> token %d", a.Token)
-	case a.Queued:
-		what += fmt.Sprintf(" -> %d ahead", a.Ahead)
-	case a.Busy:
-		what += fmt.Sprintf(" -> busy, token %d, %d wait", a.Token, a.Waiters)
-	case in.Kind == Get && a.Session == "":
-		what += " -> free"
-	case in.Kind == Get:
-		what += fmt.Sprintf(" -> %s holds %d with %q, %d wait", short(a.Session), a.Token, a.Value, a.Waiters)
-	case in.Kind == Cancel && a.Token != 0:
-		what += fmt.Sprintf(" -> has token %d", a.Token)
-	case a.Code != "":
-		what += " -> " + string(a.Code)
-	}
-	return what
+	return resource
 }

@@ -1,6 +1,7 @@
 package history
 
 import (
+	"cmp"
 	"encoding/json"
 	"math"
 	"time"
@@ -38,12 +39,27 @@ type Op struct {
 	Request  uint64        `json:"request,omitempty"`
 	Lowest   uint64        `json:"lowest,omitempty"`
 	Wait     bool          `json:"wait,omitempty"`
+	// Slots of the semaphore that any slot is asked for of; 0: Resource itself is.
+	Slots uint32 `json:"slots,omitempty"`
 	// Value and lock delay that are asked for.
 	Value string        `json:"value,omitempty"`
 	Delay time.Duration `json:"delay,omitempty"`
 	// Token that is released or revoked.
 	Token  uint64 `json:"token,omitempty"`
 	Answer Answer `json:"answer"`
+}
+
+// part names the part of a history that the call belongs to.
+func (o *Op) part() string {
+	if o.Slots > 0 {
+		return partOf(o.Resource + "#")
+	}
+	return partOf(o.Resource)
+}
+
+// granted is the hold that an answer granted.
+func (o *Op) granted() hold {
+	return hold{o.Session, cmp.Or(o.Answer.Resource, o.Resource), o.Answer.Token}
 }
 
 // Unknown reports whether the call may or may not have taken effect.
@@ -69,10 +85,12 @@ type Answer struct {
 	// Error is the text of a refusal.
 	Error string `json:"error,omitempty"`
 	// Token granted (Acquire, Cancel), in the way (a busy Acquire), or held (Get).
-	Token   uint64 `json:"token,omitempty"`
-	Granted bool   `json:"granted,omitempty"`
-	Queued  bool   `json:"queued,omitempty"`
-	Busy    bool   `json:"busy,omitempty"`
+	Token uint64 `json:"token,omitempty"`
+	// Resource that the token granted is of; empty: the one asked for.
+	Resource string `json:"resource,omitempty"`
+	Granted  bool   `json:"granted,omitempty"`
+	Queued   bool   `json:"queued,omitempty"`
+	Busy     bool   `json:"busy,omitempty"`
 	// Ahead of this one in the queue.
 	Ahead uint32 `json:"ahead,omitempty"`
 	// Waiters of a busy or a read lock.

@@ -189,7 +189,7 @@ func (p *promises) answer(op *Op) {
 	l.saw(a.Term)
 	until := p.end(a.Term, a.Until, p.clocks(a.Term, a.ReceivedAt))
 	p.promise(op.Session, until)
-	p.believe(op.Return, op.Client, l.session(op.Session), hold{op.Session, op.Resource, a.Token}, until)
+	p.believe(op.Return, op.Client, l.session(op.Session), op.granted(), until)
 }
 
 func (l *listener) saw(term uint64) { l.term = max(l.term, term) }

@@ -139,7 +139,7 @@ func asked(req any) (Op, bool) {
 	case *pb.AcquireRequest:
 		return Op{
 			Kind: Acquire, Session: q.GetSessionId(), Resource: q.GetResource(), Request: q.GetRequestId(),
-			Lowest: q.GetLowestOpenRequest(), Wait: q.GetWait(),
+			Lowest: q.GetLowestOpenRequest(), Wait: q.GetWait(), Slots: q.GetSlots(),
 			Value: string(q.GetValue()), Delay: time.Duration(q.GetLockDelayMs()) * time.Millisecond,
 		}, true
 	case *pb.CancelAcquireRequest:
@@ -163,7 +163,7 @@ func answered(kind Kind, reply any, err error) Answer {
 	case *pb.AcquireResponse:
 		switch o := p.GetOutcome().(type) {
 		case *pb.AcquireResponse_Granted:
-			a.Granted, a.Token, a.Until = true, o.Granted.GetToken(), o.Granted.GetUntil()
+			a.Granted, a.Token, a.Until, a.Resource = true, o.Granted.GetToken(), o.Granted.GetUntil(), o.Granted.GetResource()
 			a.Term, a.ReceivedAt = p.GetTerm(), p.GetReceivedAt()
 		case *pb.AcquireResponse_Queued:
 			a.Queued, a.Ahead = true, o.Queued.GetAhead()
@@ -171,7 +171,7 @@ func answered(kind Kind, reply any, err error) Answer {
 			a.Busy, a.Token, a.Waiters = true, o.Busy.GetToken(), o.Busy.GetWaiters()
 		}
 	case *pb.CancelAcquireResponse:
-		a.Token = p.GetGrantedToken()
+		a.Token, a.Resource = p.GetGrantedToken(), p.GetResource()
 	case *pb.GetLeaseResponse:
 		if l := p.GetLease(); l != nil {
 			a.Token, a.Session, a.Waiters, a.Value = l.GetToken(), l.GetSessionId(), l.GetWaiters(), string(l.GetValue())

@@ -27,7 +27,7 @@ func Save(dir string, h History, v *Verdict) error {
 	}
 	for resource, info := range v.info {
 		name := strings.NewReplacer("/", "-", "#", "-").Replace(resource) + ".html"
-		if e := porcupine.VisualizePath(Model(), info, filepath.Join(dir, name)); e != nil {
+		if e := porcupine.VisualizePath(Model(v.slots[resource]), info, filepath.Join(dir, name)); e != nil {
 			err = errors.Join(err, fmt.Errorf("picture of %s: %w", resource, e))
 		}
 	}

@@ -134,10 +134,10 @@ func record(t *testing.T, sc scenario, seed uint64) (history.History, report, hi
 	rng := rand.New(rand.NewPCG(seed, 5))
 	clocks := sc.clocks(rng)
 	w := newWorld(t, seed, clocks)
-	locks := lockNames(sc.locks)
+	locks := targets(sc.locks)
 
 	ctx, cancel := context.WithCancel(context.Background())
-	n := &nemesis{w: w, rng: rng, locks: locks, kinds: sc.kinds, reader: newRaw(w, "reader-9", locks, false)}
+	n := &nemesis{w: w, rng: rng, locks: allNames(locks), kinds: sc.kinds, reader: newRaw(w, "reader-9", locks, false)}
 	for i := range 4 {
 		n.clients = append(n.clients, fmt.Sprintf("sdk-%d", i), fmt.Sprintf("raw-%d", i))
 	}
@@ -214,20 +214,26 @@ func record(t *testing.T, sc scenario, seed uint64) (history.History, report, hi
 	return h, r, cfg
 }
 
-// everyLockIsFree takes each lock once, after all faults: none may be lost to
+// everyLockIsFree takes each lock once, of a semaphore all slots at once, after all faults: none may be lost to
 // a session that has ended, or to an offer that nobody took.
-func (w *world) everyLockIsFree(locks []string, c *machineClock) {
+func (w *world) everyLockIsFree(locks []target, c *machineClock) {
 	cl := newSDK(w, "prober", 10*time.Second, c)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	for _, lock := range locks {
-		l, err := cl.Acquire(ctx, lock, client.Wait())
-		if err != nil {
-			w.t.Errorf("SEED=%d: VIOLATION: %s cannot be had a minute after all faults and clients have ended: %v", w.seed, lock, err)
-			continue
+		var all []*client.Lease
+		for range lock.names() {
+			l, err := acquire(ctx, cl, lock, client.Wait())
+			if err != nil {
+				w.t.Errorf("SEED=%d: VIOLATION: %s cannot be had a minute after all faults and clients have ended: %v", w.seed, lock.name, err)
+				continue
+			}
+			all = append(all, l)
 		}
-		if err := l.Release(ctx); err != nil {
-			w.t.Errorf("seed %d: release of %s: %v", w.seed, lock, err)
+		for _, l := range all {
+			if err := l.Release(ctx); err != nil {
+				w.t.Errorf("seed %d: release of %s: %v", w.seed, l.Resource(), err)
+			}
 		}
 	}
 	_ = cl.Close(ctx)

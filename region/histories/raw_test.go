@@ -25,14 +25,14 @@ type rawClient struct {
 	ttl  time.Duration
 	// deaf: it never says what it knows, so its offers are never confirmed.
 	deaf  bool
-	locks []string
+	locks []target
 
 	mu    sync.Mutex
 	conns map[string]*grpc.ClientConn
 	late  sync.WaitGroup
 }
 
-func newRaw(w *world, name string, locks []string, deaf bool) *rawClient {
+func newRaw(w *world, name string, locks []target, deaf bool) *rawClient {
 	rng := rand.New(rand.NewPCG(w.seed, uint64(len(name))<<16+uint64(name[len(name)-1])))
 	return &rawClient{
 		w: w, name: name, rng: rng, ttl: time.Duration(800+rng.IntN(1600)) * time.Millisecond, deaf: deaf, locks: locks,
@@ -82,11 +82,17 @@ type rawSession struct {
 
 	mu     sync.Mutex
 	named  map[string]uint64
-	grants map[uint64]uint64 // request to token
+	grants map[uint64]held // by request
 	news   chan struct{}
 	over   bool
 	open   map[uint64]bool
 	last   uint64
+}
+
+// held is what a request was granted.
+type held struct {
+	resource string
+	token    uint64
 }
 
 // run works until ctx ends. Then it leaves its session to its fate.
@@ -127,7 +133,7 @@ func (c *rawClient) openSession(ctx context.Context) *rawSession {
 	}
 	s := &rawSession{
 		c: c, id: resp.GetSessionId(), secret: resp.GetSecret(), lazy: c.chance(35), at: c.any(),
-		named: map[string]uint64{}, grants: map[uint64]uint64{}, news: make(chan struct{}, 1), open: map[uint64]bool{},
+		named: map[string]uint64{}, grants: map[uint64]held{}, news: make(chan struct{}, 1), open: map[uint64]bool{},
 	}
 	attach, stop := context.WithCancel(ctx)
 	s.stop = stop
@@ -231,7 +237,7 @@ func (s *rawSession) take(m *pb.AttachResponse) (confirm bool) {
 		}
 	case *pb.AttachResponse_Grant:
 		s.named[k.Grant.GetHeld().GetResource()] = k.Grant.GetHeld().GetToken()
-		s.grants[k.Grant.GetRequestId()] = k.Grant.GetHeld().GetToken()
+		s.grants[k.Grant.GetRequestId()] = held{k.Grant.GetHeld().GetResource(), k.Grant.GetHeld().GetToken()}
 		wake.Up(s.news)
 		confirm = k.Grant.GetHeld().GetUntil() != 0
 	case *pb.AttachResponse_Withdrawal:
@@ -278,7 +284,10 @@ func (s *rawSession) step(ctx context.Context) {
 	s.open[id] = true
 	s.mu.Unlock()
 	wait := c.deaf || c.chance(70)
-	req := &pb.AcquireRequest{SessionId: s.id, Secret: s.secret, RequestId: id, LowestOpenRequest: s.lowest(), Resource: lock, Wait: wait}
+	req := &pb.AcquireRequest{SessionId: s.id, Secret: s.secret, RequestId: id, LowestOpenRequest: s.lowest(), Resource: lock.name, Slots: lock.slots, Wait: wait}
+	if lock.slots > 0 && c.chance(15) { // one slot by its name
+		req.Resource, req.Slots = lock.slot(c.rng.IntN(int(lock.slots))), 0
+	}
 	if c.chance(40) {
 		req.Value = fmt.Appendf(nil, "%s/%d", c.name, id)
 	}
@@ -288,12 +297,12 @@ func (s *rawSession) step(ctx context.Context) {
 	if !c.deaf && c.chance(15) { // the same at once, elsewhere
 		s.later(c.upTo(20*time.Millisecond), func(at string) { _, _ = s.acquire(at, req) })
 	}
-	var token uint64
+	var got held
 	queued, known := false, false
 	for range 3 {
 		resp, err := s.acquire(c.any(), req)
 		if known = err == nil; known {
-			token, queued = resp.GetGranted().GetToken(), resp.GetQueued() != nil
+			got, queued = held{resp.GetGranted().GetResource(), resp.GetGranted().GetToken()}, resp.GetQueued() != nil
 			break
 		}
 		if ctx.Err() != nil || s.isOver() {
@@ -306,25 +315,25 @@ func (s *rawSession) step(ctx context.Context) {
 		if c.deaf {
 			patience = 8 * time.Second
 		}
-		token = s.granted(ctx, id, patience)
+		got = s.granted(ctx, id, patience)
 	}
 	if c.deaf && queued {
 		s.forget(id) // an offer that nobody confirms or releases
 		pause(ctx, time.Second)
 		return
 	}
-	if token == 0 && (queued || !known) && ctx.Err() == nil {
-		token = s.cancel(id)
+	if got.token == 0 && (queued || !known) && ctx.Err() == nil {
+		got = s.cancel(id)
 	}
-	if token != 0 {
+	if got.token != 0 {
 		pause(ctx, c.upTo(30*time.Millisecond))
 		if c.chance(2) {
 			s.forget(id) // held until the session's end
 			return
 		}
-		s.release(ctx, lock, token)
+		s.release(ctx, got)
 		if c.chance(15) {
-			s.later(c.upTo(1500*time.Millisecond), func(at string) { _ = s.tryRelease(at, lock, token) })
+			s.later(c.upTo(1500*time.Millisecond), func(at string) { _ = s.tryRelease(at, got) })
 		}
 	}
 	s.forget(id)
@@ -356,48 +365,48 @@ func (s *rawSession) acquire(at string, req *pb.AcquireRequest) (*pb.AcquireResp
 }
 
 // granted waits for the hand-over of a request.
-func (s *rawSession) granted(ctx context.Context, id uint64, patience time.Duration) uint64 {
+func (s *rawSession) granted(ctx context.Context, id uint64, patience time.Duration) held {
 	late := time.After(patience)
 	for {
 		s.mu.Lock()
-		token, over := s.grants[id], s.over
+		got, over := s.grants[id], s.over
 		s.mu.Unlock()
-		if token != 0 || over {
-			return token
+		if got.token != 0 || over {
+			return got
 		}
 		select {
 		case <-s.news:
 		case <-late:
-			return 0
+			return held{}
 		case <-ctx.Done():
-			return 0
+			return held{}
 		}
 	}
 }
 
-// cancel gives a request up; it returns the token if there is one.
-func (s *rawSession) cancel(id uint64) uint64 {
+// cancel gives a request up; it returns what was granted meanwhile.
+func (s *rawSession) cancel(id uint64) held {
 	for range 3 {
 		resp, err := call(700*time.Millisecond, func(ctx context.Context) (*pb.CancelAcquireResponse, error) {
 			return pb.NewLeaseServiceClient(s.c.conn(s.c.any())).CancelAcquire(ctx, &pb.CancelAcquireRequest{SessionId: s.id, Secret: s.secret, RequestId: id})
 		})
 		if err == nil {
-			return resp.GetGrantedToken()
+			return held{resp.GetResource(), resp.GetGrantedToken()}
 		}
 	}
-	return 0
+	return held{}
 }
 
-func (s *rawSession) tryRelease(at, lock string, token uint64) error {
+func (s *rawSession) tryRelease(at string, h held) error {
 	_, err := call(700*time.Millisecond, func(ctx context.Context) (*pb.ReleaseResponse, error) {
-		return pb.NewLeaseServiceClient(s.c.conn(at)).Release(ctx, &pb.ReleaseRequest{SessionId: s.id, Secret: s.secret, Resource: lock, Token: token})
+		return pb.NewLeaseServiceClient(s.c.conn(at)).Release(ctx, &pb.ReleaseRequest{SessionId: s.id, Secret: s.secret, Resource: h.resource, Token: h.token})
 	})
 	return err
 }
 
-func (s *rawSession) release(ctx context.Context, lock string, token uint64) {
+func (s *rawSession) release(ctx context.Context, h held) {
 	for range 4 {
-		if s.tryRelease(s.c.any(), lock, token) == nil || ctx.Err() != nil {
+		if s.tryRelease(s.c.any(), h) == nil || ctx.Err() != nil {
 			return
 		}
 	}
@@ -406,7 +415,8 @@ func (s *rawSession) release(ctx context.Context, lock string, token uint64) {
 // read asks who holds what, at any server, until ctx ends.
 func (c *rawClient) read(ctx context.Context) {
 	for ctx.Err() == nil {
-		c.get(c.any(), c.locks[c.rng.IntN(len(c.locks))])
+		names := c.locks[c.rng.IntN(len(c.locks))].names()
+		c.get(c.any(), names[c.rng.IntN(len(names))])
 		pause(ctx, c.upTo(80*time.Millisecond))
 	}
 	c.close()
@@ -426,12 +436,4 @@ func (c *rawClient) close() {
 	for _, cc := range c.conns {
 		_ = cc.Close()
 	}
-}
-
-func lockNames(n int) []string {
-	var out []string
-	for i := range n {
-		out = append(out, fmt.Sprintf("lock/%c", 'a'+i))
-	}
-	return out
 }

@@ -73,7 +73,7 @@ func newSDK(w *world, name string, ttl time.Duration, c *machineClock) *client.C
 }
 
 // useSDK takes locks through package client until ctx ends.
-func useSDK(ctx context.Context, w *world, b *believers, name string, locks []string, c *machineClock) {
+func useSDK(ctx context.Context, w *world, b *believers, name string, locks []target, c *machineClock) {
 	rng := rand.New(rand.NewPCG(w.seed, uint64(name[len(name)-1])*31))
 	cl := newSDK(w, name, time.Duration(1200+rng.IntN(2000))*time.Millisecond, c)
 	var busy sync.WaitGroup
@@ -91,14 +91,21 @@ func useSDK(ctx context.Context, w *world, b *believers, name string, locks []st
 	_ = cl.Close(end)
 }
 
-func useLock(ctx context.Context, b *believers, cl *client.Client, name, lock string, rng *rand.Rand) {
+func acquire(ctx context.Context, cl *client.Client, lock target, options ...client.Option) (*client.Lease, error) {
+	if lock.slots > 0 {
+		return cl.AcquireSlot(ctx, lock.name, int(lock.slots), options...)
+	}
+	return cl.Acquire(ctx, lock.name, options...)
+}
+
+func useLock(ctx context.Context, b *believers, cl *client.Client, name string, lock target, rng *rand.Rand) {
 	patience, cancel := context.WithTimeout(ctx, time.Duration(200+rng.IntN(4000))*time.Millisecond)
 	defer cancel()
 	var options []client.Option
 	if rng.IntN(4) > 0 {
 		options = append(options, client.Wait())
 	}
-	l, err := cl.Acquire(patience, lock, options...)
+	l, err := acquire(patience, cl, lock, options...)
 	if err != nil {
 		pause(ctx, time.Duration(rng.IntN(50))*time.Millisecond)
 		return
