@@ -137,6 +137,12 @@ func (p *peers) mux(server string) (*grpc.ClientConn, error) {
 }
 
 func (p *peers) dialled(key connKey) (*grpc.ClientConn, error) {
+	p.mu.Lock()
+	open := p.conns[key]
+	p.mu.Unlock()
+	if open != nil { // nearly always; setFile ends what the file has no more
+		return open, nil
+	}
 	plane, server := key.plane, key.server
 	proc, err := p.server(server)
 	if err != nil {

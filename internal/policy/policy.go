@@ -153,9 +153,11 @@ func (e *Enforcer) Unary(ctx context.Context, req any, info *grpc.UnaryServerInf
 		return nil, err
 	}
 	if rule.Deadline != NoDeadline {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, rule.Deadline)
-		defer cancel()
+		if at, ok := ctx.Deadline(); !ok || time.Until(at) > rule.Deadline {
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, rule.Deadline)
+			defer cancel()
+		}
 	}
 	return handler(ctx, req)
 }
