@@ -257,7 +257,7 @@ func (c *cluster) unpinElsewhere(t *testing.T, key string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer server.Close() //nolint:errcheck // it has nothing
+	defer server.Close()
 	files := []string{"-f", filepath.Join(c.Dir(), "cluster.yaml"), "--certs", filepath.Join(c.Dir(), "certs")}
 	for want, args := range map[string][]string{
 		"--redis: the Redis at":            nil,
