@@ -85,6 +85,21 @@ func (c *compiler) draining(f Fact) bool {
 	return on
 }
 
+// drainedSince tells whether the partition drained at some time since a revoked
+// token was granted: the revocation may have been on its way when the drain was
+// taken back.
+func (c *compiler) drainedSince(f Fact) bool {
+	held, drained := false, false
+	for _, d := range c.h.Facts {
+		if d.Index > f.Index {
+			break
+		}
+		held = held || d.Kind == Granted && d.Resource == f.Resource && d.Token == f.Token
+		drained = drained || held && d.Kind == DrainBegun
+	}
+	return drained
+}
+
 // delayEnded: no sooner than the holder had asked for.
 func (c *compiler) delayEnded(f Fact) {
 	for _, d := range c.h.Facts {
@@ -279,7 +294,7 @@ func (c *compiler) revoked(f Fact) {
 		c.force(f, Op{Kind: Revoke, Token: f.Token}, true)
 		return
 	}
-	if c.draining(f) {
+	if c.draining(f) || c.drainedSince(f) {
 		c.force(f, Op{Kind: Revoke, Token: f.Token}, true)
 		return
 	}

@@ -139,6 +139,8 @@ func TestHistoriesThatTheDesignAllows(t *testing.T) {
 			fact(Fact{Kind: Revoked, Session: "a", Token: 10}).lost(Op{Kind: Acquire, Session: "c", Request: 1, Lowest: 1, Wait: true}).
 			release("a", 10, OK).get("", 0, 0).fact(Fact{Kind: DrainEnded}).fact(Fact{Kind: Granted, Session: "b", Request: 1, Token: 11, Offered: true}).
 			get("b", 11, 0),
+		"a drain's revocation that comes after it was taken back": start().granted("a", 1, 10).fact(Fact{Kind: Granted, Session: "a", Request: 1, Token: 10}).
+			lasting(20*ms).fact(Fact{Kind: DrainBegun}).fact(Fact{Kind: DrainEnded}).fact(Fact{Kind: Revoked, Session: "a", Token: 10}).release("a", 10, OK),
 		"a waiter that a drain sends away": start().granted("a", 1, 10).queued("b", 1, 0).fact(Fact{Kind: DrainBegun}).
 			fact(Fact{Kind: LeftQueue, Session: "b", Request: 1}).get("a", 10, 0),
 		"a lock delay": start().delayed("a", 1, 10, time.Second).queued("b", 1, 0).fact(Fact{Kind: SessionClosed, Session: "a", Reason: ByExpiry}).
@@ -178,6 +180,8 @@ func TestHistoriesThatTheDesignForbids(t *testing.T) {
 		"a grant in a drain (F26)":     start().fact(Fact{Kind: DrainBegun}).granted("a", 1, 10),
 		"a hand-over in a drain (F26)": start().granted("a", 1, 10).queued("b", 1, 0).fact(Fact{Kind: DrainBegun}).release("a", 10, OK).
 			fact(Fact{Kind: Granted, Session: "b", Request: 1, Token: 11, Offered: true}),
+		"a revocation that only a drain of before explains": start().fact(Fact{Kind: DrainBegun}).fact(Fact{Kind: DrainEnded}).granted("a", 1, 10).
+			lasting(20 * ms).fact(Fact{Kind: Granted, Session: "a", Request: 1, Token: 10}).fact(Fact{Kind: Revoked, Session: "a", Token: 10}),
 		"a waiter that an aborted drain sends away": start().granted("a", 1, 10).queued("b", 1, 0).fact(Fact{Kind: DrainBegun}).
 			fact(Fact{Kind: DrainEnded}).fact(Fact{Kind: LeftQueue, Session: "b", Request: 1}),
 		"a grant in a lock delay (I6)": start().delayed("a", 1, 10, time.Second).fact(Fact{Kind: SessionClosed, Session: "a", Reason: ByExpiry}).
