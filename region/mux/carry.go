@@ -138,7 +138,7 @@ func (x *carrier) run(ctx context.Context, cancel context.CancelCauseFunc, hello
 	written := make(chan struct{})
 	go func() { // ended by ctx, which this function's return ends
 		defer close(written)
-		cancel(x.write(ctx, stream))
+		cancel(x.write(ctx, begin, stream))
 	}()
 	x.edge.use(ctx, x)
 	err = x.read(stream, begin)
@@ -165,8 +165,8 @@ func (x *carrier) watch(ctx context.Context, cancel context.CancelCauseFunc, beg
 	}
 }
 
-// write sends what the clients say, and pings.
-func (x *carrier) write(ctx context.Context, stream grpc.BidiStreamingClient[pb.CarryRequest, pb.CarryResponse]) error {
+// write sends what the clients say, and pings while nothing is heard.
+func (x *carrier) write(ctx context.Context, begin time.Time, stream grpc.BidiStreamingClient[pb.CarryRequest, pb.CarryResponse]) error {
 	ping := time.NewTicker(x.edge.cfg.Silence / 5)
 	defer ping.Stop()
 	pings := uint64(0)
@@ -179,6 +179,9 @@ func (x *carrier) write(ctx context.Context, stream grpc.BidiStreamingClient[pb.
 			case <-x.more:
 				continue
 			case <-ping.C:
+				if time.Since(begin)-time.Duration(x.heard.Load()) < x.edge.cfg.Silence/10 {
+					continue // the leader is heard from anyway
+				}
 				pings++
 				req.Ping = pings
 			}

@@ -51,24 +51,37 @@ type said struct {
 	unsaid    bool
 }
 
-// Request takes what the client says. An error ends the stream with it.
+// Request takes what the client says. An error ends the stream with it. What
+// comes in one message goes on as one: so one leadership check covers it, and its
+// acks come back together.
 func (c *Client) Request(req *pb.AttachRequest) error {
+	reqs := []*pb.AttachRequest{req}
 	batch := req.GetBatch()
-	if batch == nil {
-		return c.request(req)
+	if batch != nil {
+		reqs = batch.GetRequests()
 	}
 	c.mu.Lock()
-	c.batches = true
-	c.mu.Unlock()
-	for _, r := range batch.GetRequests() {
+	c.batches = c.batches || batch != nil
+	var err error
+	for _, r := range reqs {
 		if r.GetBatch() != nil {
-			return invalid("batch", "is in a batch; send its requests in the outer one")
+			err = invalid("batch", "is in a batch; send its requests in the outer one")
+		} else {
+			err = c.request(r)
 		}
-		if err := c.request(r); err != nil {
-			return err
+		if err != nil {
+			break // what came before it counts
 		}
 	}
-	return nil
+	var up upstream
+	if len(c.unsaid) > 0 {
+		up = c.up
+	}
+	c.mu.Unlock()
+	if up != nil {
+		up.ready(c)
+	}
+	return err
 }
 
 // Batches reports whether the client takes several messages in one.
@@ -78,6 +91,7 @@ func (c *Client) Batches() bool {
 	return c.batches
 }
 
+// request notes one thing that the client says. c.mu is held.
 func (c *Client) request(req *pb.AttachRequest) error {
 	if n := proto.Size(req); n > maxSaid {
 		return overloaded("the request has %d bytes; at most %d are allowed, send less at once", n, maxSaid)
@@ -96,22 +110,17 @@ func (c *Client) request(req *pb.AttachRequest) error {
 	default:
 		return invalid("kind", "is missing; send a keepalive, a detach, a ping, or a batch of them")
 	}
-	c.mu.Lock()
 	s := c.sessions[id]
-	if s == nil {
-		if req.GetDetach() != nil {
-			c.mu.Unlock()
-			return nil // it was never attached here
-		}
-		if len(c.sessions) >= maxSessions {
-			c.mu.Unlock()
-			return overloaded("one stream carries %d sessions at most; open another one", maxSessions)
-		}
+	switch {
+	case s != nil:
+	case req.GetDetach() != nil:
+		return nil // it was never attached here
+	case len(c.sessions) >= maxSessions:
+		return overloaded("one stream carries %d sessions at most; open another one", maxSessions)
+	case c.ended:
+		return nil // its end is told by Next
+	default:
 		s = &said{}
-		if c.ended {
-			c.mu.Unlock()
-			return nil // its end is told by Next
-		}
 		c.sessions[id] = s
 	}
 	if req.GetDetach() != nil {
@@ -119,21 +128,11 @@ func (c *Client) request(req *pb.AttachRequest) error {
 	} else {
 		s.keepalive = req
 	}
-	up := c.mark(id, s)
-	c.mu.Unlock()
-	if up != nil {
-		up.ready(c)
-	}
-	return nil
-}
-
-// mark notes that something is to be said of a session. c.mu is held.
-func (c *Client) mark(id string, s *said) upstream {
 	if !s.unsaid {
 		s.unsaid = true
 		c.unsaid = append(c.unsaid, id)
 	}
-	return c.up
+	return nil
 }
 
 // take appends up to n requests for an upstream; more says that some are left.

@@ -91,6 +91,31 @@ func TestKeepalivesOfOneSessionReplaceEachOther(t *testing.T) {
 	}
 }
 
+// TestABatchGoesOnAsOne: one word to the upstream, after all of it.
+func TestABatchGoesOnAsOne(t *testing.T) {
+	_, c := client(t)
+	up := &recorder{t: 1}
+	c.attach(up)
+	up.asked = 0
+	batch := func(reqs ...*pb.AttachRequest) *pb.AttachRequest {
+		return &pb.AttachRequest{Kind: &pb.AttachRequest_Batch{Batch: &pb.AttachRequests{Requests: reqs}}}
+	}
+	say(t, c, batch(ka("a", 1), ka("b", 1), off("c"), ka("a", 2)))
+	if got := heard(c, up); up.asked != 1 || got != " a2 b1" {
+		t.Errorf("asked %d times, told%s", up.asked, got)
+	}
+	if err := c.Request(batch(ka("a", 3), batch(ka("b", 2)), ka("b", 3))); err == nil {
+		t.Error("a batch in a batch is taken")
+	}
+	if got := heard(c, up); up.asked != 2 || got != " a3" {
+		t.Errorf("what came before the fault: asked %d times, told%s", up.asked, got)
+	}
+	say(t, c, batch(), batch(off("x")))
+	if up.asked != 2 {
+		t.Error("asked about nothing")
+	}
+}
+
 func TestF41ALaterTermHearsEverySessionAgain(t *testing.T) {
 	_, c := client(t)
 	say(t, c, ka("a", 1)) // there is no leader yet
