@@ -21,22 +21,16 @@ import (
 	"github.com/headlease/headlease/region/mux"
 )
 
-// What one connection may take of the memory. The windows are fixed, or gRPC
-// would let each grow to 16 MB with the delay of the link; nothing here sends
-// much at once.
+// What one connection may take of the memory, besides its windows.
 const (
 	// A follower passes the calls of all its clients on over one connection.
 	maxCallsPerConn = 16_384
-	streamWindow    = 256 << 10
-	connWindow      = 1 << 20
 	maxHeaders      = 16 << 10
 )
 
 func limits() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.MaxConcurrentStreams(maxCallsPerConn),
-		grpc.StaticStreamWindowSize(streamWindow),
-		grpc.StaticConnWindowSize(connWindow),
 		grpc.MaxHeaderListSize(maxHeaders),
 	}
 }

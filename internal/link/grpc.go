@@ -10,6 +10,8 @@ import (
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
+
+	"github.com/headlease/headlease/internal/pki"
 )
 
 const (
@@ -20,6 +22,13 @@ const (
 	// pingFloor is below what any client of ours sends: no GOAWAY for pings
 	// [F50].
 	pingFloor = time.Second
+	// streamWindow and connWindow are what may be on the way to one end of a
+	// connection; nothing here sends much at once. gRPC would let each grow to 16 MB
+	// with the delay of the link, and to find out asks the other end after each
+	// message that comes by itself how far it is: a ping and its answer, each a
+	// write and a read at either end, as the message is.
+	streamWindow = 256 << 10
+	connWindow   = 1 << 20
 	// connectTimeout bounds one attempt, TLS included.
 	connectTimeout = 3 * time.Second
 )
@@ -76,14 +85,15 @@ func (g *grpcCredentials) Clone() credentials.TransportCredentials {
 func (g *grpcCredentials) OverrideServerName(string) error { return nil }
 
 // ServerOptions are what every gRPC server of a plane is made with:
-// credentials, and a keepalive policy under which our clients' pings are fine.
+// credentials, fixed windows, and a keepalive policy under which our clients'
+// pings are fine.
 func (l *Links) ServerOptions(plane Plane) []grpc.ServerOption {
-	return []grpc.ServerOption{
+	return append(ServerWindows(),
 		grpc.Creds(l.ServerCredentials(plane)),
 		grpc.ConnectionTimeout(handshakeTimeout),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingFloor, PermitWithoutStream: true}),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: pingEvery, Timeout: pingTimeout}),
-	}
+	)
 }
 
 // DialOptions are what every client connection of a plane is made with, but
@@ -104,6 +114,9 @@ func (l *Links) DialOptions(plane Plane) []grpc.DialOption {
 		grpc.WithNoProxy(),
 		grpc.WithIdleTimeout(0),
 	}
+	if l.cfg.Identity.Role != pki.RoleAdmin { // who may read a backup over a long way
+		opts = append(opts, Windows()...)
+	}
 	if plane == PlaneVotes {
 		// A vote is answered for its own round or not at all; rounds repeat it.
 		opts = append(opts,
@@ -111,6 +124,16 @@ func (l *Links) DialOptions(plane Plane) []grpc.DialOption {
 			grpc.WithDefaultCallOptions(grpc.WaitForReady(false)))
 	}
 	return opts
+}
+
+// Windows are the fixed ones of a client connection.
+func Windows() []grpc.DialOption {
+	return []grpc.DialOption{grpc.WithStaticStreamWindowSize(streamWindow), grpc.WithStaticConnWindowSize(connWindow)}
+}
+
+// ServerWindows are those of a server's connections.
+func ServerWindows() []grpc.ServerOption {
+	return []grpc.ServerOption{grpc.StaticStreamWindowSize(streamWindow), grpc.StaticConnWindowSize(connWindow)}
 }
 
 // DialGRPC makes a client connection to one peer, which must prove to be it.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -23,13 +24,14 @@ type Network struct {
 
 	mu      sync.Mutex
 	delay   func() time.Duration
+	writes  map[way]Traffic
 	servers map[string]*Server
 	order   []*Region
 }
 
 // NewNetwork returns a network without regions.
 func NewNetwork(t testing.TB) *Network {
-	return &Network{t: t, servers: map[string]*Server{}}
+	return &Network{t: t, servers: map[string]*Server{}, writes: map[way]Traffic{}}
 }
 
 // Delay makes every read of every connection take so long; nil: no time. Bytes
@@ -38,6 +40,27 @@ func (n *Network) Delay(delay func() time.Duration) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.delay = delay
+}
+
+// Traffic is what connections have written.
+type Traffic struct{ Writes, Bytes int }
+
+// way is from and to a server; false: a client.
+type way struct{ from, to bool }
+
+// Written is what was written so far by servers, or by clients, to servers, or to
+// clients.
+func (n *Network) Written(fromServer, toServer bool) Traffic {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.writes[way{fromServer, toServer}]
+}
+
+func (n *Network) wrote(w way, bytes int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	t := n.writes[w]
+	n.writes[w] = Traffic{t.Writes + 1, t.Bytes + bytes}
 }
 
 // wait takes the time of a read, less if the connection ends meanwhile.
@@ -88,14 +111,15 @@ type Links struct {
 
 // DialGRPC connects to the server that the peer's address names.
 func (l *Links) DialGRPC(_ link.Plane, peer link.Peer, extra ...grpc.DialOption) (*grpc.ClientConn, error) {
-	options := append([]grpc.DialOption{
+	options := append(link.Windows(),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithIdleTimeout(0),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			return l.network.dial(ctx, l.caller, peer.Address)
 		}),
-	}, extra...)
+	)
+	options = append(options, extra...)
 	return grpc.NewClient("passthrough:///"+peer.Address, options...) //nolint:forbidigo // connections in memory, for tests
 }
 
@@ -117,8 +141,8 @@ func (n *Network) dial(ctx context.Context, from caller, to string) (net.Conn, e
 		return nil, err
 	}
 	ended := &ending{ch: make(chan struct{})}
-	near := &conn{Conn: a, network: n, gate: &s.gate, ended: ended, remote: caller(to)}
-	far := &conn{Conn: b, network: n, gate: &s.gate, ended: ended, remote: from}
+	near := &conn{Conn: a, network: n, gate: &s.gate, ended: ended, remote: caller(to), way: way{from.server(), true}}
+	far := &conn{Conn: b, network: n, gate: &s.gate, ended: ended, remote: from, way: way{true, from.server()}}
 	select {
 	case in.conns <- far:
 		return near, nil
@@ -154,6 +178,7 @@ type caller string
 
 func (c caller) Network() string { return "memory" }
 func (c caller) String() string  { return string(c) }
+func (c caller) server() bool    { return strings.HasPrefix(string(c), "region/") }
 
 // conn delays what it reads, and holds it while its server is frozen.
 type conn struct {
@@ -161,6 +186,7 @@ type conn struct {
 	network *Network
 	gate    *gate
 	remote  caller
+	way     way
 	ended   *ending
 }
 
@@ -181,6 +207,11 @@ func (c *conn) Read(b []byte) (int, error) {
 		c.gate.pass(c.ended.ch)
 	}
 	return n, err
+}
+
+func (c *conn) Write(b []byte) (int, error) {
+	c.network.wrote(c.way, len(b))
+	return c.Conn.Write(b)
 }
 
 func (c *conn) Close() error {

@@ -68,6 +68,7 @@ type Region struct {
 	term    uint64
 	leader  int // index of the server that leads; -1: none
 	lapsed  bool
+	checks  int
 	applied chan struct{} // closed and made anew at each command
 }
 
@@ -342,7 +343,15 @@ func (r *Region) Check(ctx context.Context) (uint64, error) {
 	if r.leader < 0 {
 		return 0, replica.ErrCheckFailed
 	}
+	r.checks++
 	return r.term, nil
+}
+
+// Checks is how many leadership checks have passed.
+func (r *Region) Checks() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.checks
 }
 
 // PulseFresh is always true: the double's disk does not hang.

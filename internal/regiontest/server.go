@@ -55,7 +55,8 @@ func (s *Server) Start() {
 	identify := api.Identify(r.cfg.Name, callerOf)
 	rules := &policy.Enforcer{Table: api.Policy(), Identify: identify}
 	forward := &api.Forwarder{Leader: s.leader, Conn: s.peer, Identify: identify, Local: api.Local()}
-	options := append(rules.ServerOptions(), grpc.ChainUnaryInterceptor(forward.Unary), grpc.ChainStreamInterceptor(forward.Stream))
+	options := append(link.ServerWindows(), rules.ServerOptions()...)
+	options = append(options, grpc.ChainUnaryInterceptor(forward.Unary), grpc.ChainStreamInterceptor(forward.Stream))
 	s.grpc, s.in, s.done = grpc.NewServer(options...), newListener(), make(chan struct{})
 	s.edge = mux.NewEdge(mux.Config{
 		Server: s.name, Leader: s.leader, Shell: r.lessor, Conn: s.peer, Prove: api.Prove(r), Logger: r.cfg.Logger,
