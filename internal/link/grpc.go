@@ -29,6 +29,9 @@ const (
 	// write and a read at either end, as the message is.
 	streamWindow = 256 << 10
 	connWindow   = 1 << 20
+	// readBuffer of a connection; gRPC's 32 KiB would be much of the memory of an
+	// idle one. TLS reads whole records whatever it is.
+	readBuffer = 8 << 10
 	// connectTimeout bounds one attempt, TLS included.
 	connectTimeout = 3 * time.Second
 )
@@ -89,6 +92,7 @@ func (g *grpcCredentials) OverrideServerName(string) error { return nil }
 // pings are fine.
 func (l *Links) ServerOptions(plane Plane) []grpc.ServerOption {
 	return append(ServerWindows(),
+		grpc.ReadBufferSize(readBuffer),
 		grpc.Creds(l.ServerCredentials(plane)),
 		grpc.ConnectionTimeout(handshakeTimeout),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingFloor, PermitWithoutStream: true}),
@@ -113,6 +117,7 @@ func (l *Links) DialOptions(plane Plane) []grpc.DialOption {
 		grpc.WithDisableServiceConfig(),
 		grpc.WithNoProxy(),
 		grpc.WithIdleTimeout(0),
+		grpc.WithReadBufferSize(readBuffer),
 	}
 	if l.cfg.Identity.Role != pki.RoleAdmin { // who may read a backup over a long way
 		opts = append(opts, Windows()...)
