@@ -31,7 +31,8 @@ func TestALeftSessionLivesForItsTTLAndItsHandleReleases(t *testing.T) {
 			t.Error("the client believes in a lease that it has left")
 		}
 		h := l.Handle()
-		if d := h.Expires.Sub(left); d < ttl-10*time.Millisecond || d > ttl {
+		// The last keepalive's ack may wait TTL/200 for others.
+		if d := h.Expires.Sub(left); d < ttl-10*time.Millisecond-ttl/200 || d > ttl {
 			t.Errorf("expires in %v", d)
 		}
 		raw, err := json.Marshal(h)

@@ -127,6 +127,8 @@ type Lessor struct {
 	// or passed check covers, passed what is covered. A clock gap starts a new
 	// generation, in which older tickets count for nothing.
 	order, wanted, begun, passed, generation uint64
+	// checkBy is when the check that is wanted is to begin at the latest.
+	checkBy instant.Instant
 	// arrivals are the sessions of which something waits for a check, strangers
 	// the streams on which an unknown session does.
 	arrivals  []*session

@@ -299,6 +299,104 @@ func TestF8PushesEachFifthOfD(t *testing.T) {
 	}
 }
 
+// Acks that name all ends every D/4 stand in for pushes; without them pushes go
+// on, for all streams of one instant together.
+func TestF8AcksStandInForPushes(t *testing.T) {
+	r := newRig(t, 2)
+	k := map[string]tokens{}
+	for i, s := range []string{"s0", "s1"} {
+		resource := "lock/" + s
+		k[s] = tokens{resource: r.acquire(s, resource)}
+		r.hold(d)
+		r.now = t0.Add(time.Duration(i) * 30 * ms)
+		r.attach(StreamID(i+1), s, k[s])
+	}
+	pushed := map[StreamID][]time.Duration{}
+	for at := 50 * ms; at <= 6*time.Second; at += 50 * ms {
+		r.now = t0.Add(at)
+		r.hold(at + d)
+		r.to(at)
+		if at <= 3*time.Second && at%(900*ms) == 0 {
+			r.keepalive(1, "s0", k["s0"])
+			r.check()
+		}
+		for on := StreamID(1); on <= 2; on++ {
+			for _, m := range r.sent(on) {
+				if m.GetPush() != nil {
+					pushed[on] = append(pushed[on], at)
+				}
+			}
+		}
+	}
+	if got := pushed[1]; len(got) != 4 || got[0] != d/5 || got[1] < 3700*ms || got[1] > 2700*ms+d/4 {
+		t.Errorf("with acks until 2.7 s: pushed at %v", got)
+	}
+	if got := pushed[2]; len(got) != 7 {
+		t.Errorf("without acks: pushed at %v, want each %v", got, d/5)
+	}
+}
+
+func TestF8PushesToManyAreOneMessage(t *testing.T) {
+	r := newRig(t, 2)
+	for i, s := range []string{"s0", "s1"} {
+		resource := "lock/" + s
+		k := tokens{resource: r.acquire(s, resource)}
+		r.hold(d)
+		r.now = t0.Add(time.Duration(1+i) * 30 * ms)
+		r.attach(StreamID(i+1), s, k)
+	}
+	r.to(d / 5)
+	if one, other := r.only(1), r.only(2); one.GetPush() == nil || one != other {
+		t.Errorf("streams opened shortly one after the other: pushed %v and %v", one, other)
+	}
+}
+
+// Keepalives of sessions that the stream speaks for may wait for each other's
+// check, others not.
+func TestCheckByTellsHowLongACheckMayWait(t *testing.T) {
+	r := newRig(t, 2)
+	by := func(want time.Duration) {
+		t.Helper()
+		at, wanted := r.l.CheckBy()
+		switch {
+		case want < 0 && wanted:
+			t.Errorf("a check is wanted by %v", at.Sub(t0))
+		case want >= 0 && (!wanted || max(at, r.now).Sub(t0) != want):
+			t.Errorf("wanted %v by %v, want by %v", wanted, max(at, r.now).Sub(t0), want)
+		}
+	}
+	by(-1)
+	r.stream(1)
+	r.keepalive(1, "s0", nil)
+	by(0) // the stream does not speak for the session yet
+	r.check()
+	by(-1)
+	r.to(3 * time.Second)
+	r.keepalive(1, "s0", nil)
+	by(3*time.Second + maxPatience)
+	r.to(3*time.Second + 20*ms)
+	r.keepalive(1, "s0", nil)
+	by(3*time.Second + maxPatience)
+	r.keepalive(1, "s1", nil) // its first
+	by(3*time.Second + 20*ms)
+	r.l.CheckFailed(r.now, r.l.CheckBegun(r.now))
+	by(3*time.Second + 20*ms)
+	r.check()
+	by(-1)
+	r.keepalive(1, "s0", tokens{"lock/x": 1}) // asks what it holds
+	by(3*time.Second + 20*ms)
+	r.check()
+	r.to(9 * time.Second)
+	r.keepalive(1, "s0", nil) // little of its time is left
+	by(9 * time.Second)
+	r.check()
+	r.open("short", time.Second)
+	r.keepalive(1, "short", nil)
+	r.check()
+	r.keepalive(1, "short", nil)
+	by(9*time.Second + time.Second/patiencePart)
+}
+
 // A waiter hears how far the head lease reaches, since it may be handed a
 // lease.
 func TestF8WaitersArePushedTo(t *testing.T) {

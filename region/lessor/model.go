@@ -198,8 +198,8 @@ func (l *Lessor) Clone() *Lessor {
 
 // AppendState appends a canonical form of all that bears on what the Lessor
 // will send or propose: two of one form behave alike for ever, but for the
-// numbers of commands. Instants are written relative to now, what is over as
-// over. A deposed one, which is never ticked again and whose commands come to
+// numbers of commands and the instants of pushes. Instants are written relative
+// to now, what is over as over. A deposed one, which is never ticked again and whose commands come to
 // nothing, is written without what bears on commands only. It is for a model
 // checker that takes the Outbox after each call.
 func (l *Lessor) AppendState(b []byte, now instant.Instant, deposed bool) []byte {
@@ -279,8 +279,6 @@ func (l *Lessor) AppendState(b []byte, now instant.Instant, deposed bool) []byte
 		switch t.kind {
 		case timerRetry:
 			due = append(due, t.retry.form(binary.AppendUvarint([]byte{1}, left(t.due))))
-		case timerPush:
-			due = append(due, binary.AppendUvarint(binary.AppendUvarint([]byte{2}, left(t.due)), uint64(t.stream.id)))
 		case timerRevocation:
 			if e := t.lease; !e.proposed {
 				due = append(due, appendLease(binary.AppendUvarint([]byte{3}, left(t.due)), e))
@@ -291,7 +289,7 @@ func (l *Lessor) AppendState(b []byte, now instant.Instant, deposed bool) []byte
 			due = append(due, appendDelay(binary.AppendUvarint([]byte{6}, left(t.due)), t.delay))
 		case timerSettle:
 			due = append(due, append(binary.AppendUvarint([]byte{7}, left(t.due)), t.settle.name...))
-		case timerExpiry, timerOffer: // follow from deadline and offerEnd
+		case timerExpiry, timerOffer, timerPush: // follow from deadline and offerEnd; pushes: see above
 		}
 	}
 	for _, f := range l.inflight {

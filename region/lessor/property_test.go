@@ -301,7 +301,7 @@ func TestCloneIsIndependent(t *testing.T) {
 // Whoever adds a field must think of Clone and AppendState.
 func TestModelKnowsEveryField(t *testing.T) {
 	for typ, want := range map[reflect.Type]int{
-		reflect.TypeFor[Lessor]():    27,
+		reflect.TypeFor[Lessor]():    28,
 		reflect.TypeFor[partition](): 17,
 		reflect.TypeFor[session]():   25,
 		reflect.TypeFor[lease]():     16,

@@ -51,6 +51,9 @@ func (l *Lessor) ack(s *session) {
 		slices.SortFunc(a.Held, func(x, y *pb.Held) int { return cmp.Compare(x.Resource, y.Resource) })
 	}
 	s.again, s.rename = false, nil
+	if n := len(a.Partitions); !a.Complete && n > 0 && n == len(s.stream.refs) {
+		l.putOff(s.stream)
+	}
 	l.send(s.stream, &m.response)
 }
 
@@ -128,6 +131,26 @@ const minPush = 10 * time.Millisecond
 
 func (l *Lessor) pushEvery() time.Duration {
 	return max(minPush, cmp.Or(l.cfg.PushEvery, l.defaultD()/5))
+}
+
+// pushSlots is in how many instants between two pushes streams are pushed to:
+// what goes to many at once is one frame of a mux, and all at once would be a
+// burst.
+const pushSlots = 8
+
+// pushAt is the last instant for pushes up to one.
+func (l *Lessor) pushAt(at instant.Instant) instant.Instant {
+	slot := l.pushEvery() / pushSlots
+	return max(l.now+1, at.Add(-(at.Sub(l.start) % slot)))
+}
+
+// putOff the push to a stream that has just been told all that it would say, the
+// names and the ends: acks that come every D/4 stand in for pushes.
+func (l *Lessor) putOff(st *stream) {
+	every := l.pushEvery()
+	if due := l.pushAt(l.now.Add(every + every/4)); due > st.timer.due {
+		l.at(due, st.timer)
+	}
 }
 
 // Push sends a stream the ends of its partitions now, besides the pushes that

@@ -2,7 +2,9 @@ package lessor
 
 import (
 	"errors"
+	"math"
 	"slices"
+	"time"
 
 	"github.com/headlease/headlease/fence"
 	"github.com/headlease/headlease/internal/instant"
@@ -21,6 +23,9 @@ var (
 	ErrLapsed = errors.New("the region's head lease has lapsed; retry the same request")
 )
 
+// never is after every instant.
+const never = instant.Instant(math.MaxInt64)
+
 // StreamOpened adds an attachment, before anything is taken from it.
 func (l *Lessor) StreamOpened(now instant.Instant, id StreamID) {
 	l.tick(now)
@@ -30,7 +35,7 @@ func (l *Lessor) StreamOpened(now instant.Instant, id StreamID) {
 	st := &stream{id: id, sessions: map[*session]struct{}{}, refs: map[*partition]int{}}
 	l.streams[id] = st
 	st.timer = &timer{kind: timerPush, stream: st}
-	l.at(l.now.Add(l.pushEvery()), st.timer)
+	l.at(l.pushAt(l.now.Add(l.pushEvery())), st.timer)
 }
 
 // Keepalive takes a session's keepalive from an open stream; the first one
@@ -55,6 +60,7 @@ func (l *Lessor) Keepalive(now instant.Instant, id StreamID, ka *pb.Keepalive) {
 	s.deadline = max(s.deadline, now.Add(s.ttl))
 	l.confirm(s, ka.GetTokensHash())
 	l.arrive(s, arrival{at: now, stream: st, sequence: ka.GetSequence()}, true)
+	l.checkBy = min(l.checkBy, now.Add(s.patience(now)))
 }
 
 // Detach takes a session off a stream at its client's wish.
@@ -112,6 +118,22 @@ func (l *Lessor) confirm(s *session, hash uint64) {
 	}
 }
 
+// A keepalive of a session that its stream speaks for already, and that has most
+// of its time left, may wait for a check with others: maxPatience, or less of a
+// short TTL. Nothing of what is sent depends on when the check runs.
+const (
+	maxPatience  = 50 * time.Millisecond
+	patiencePart = 200 // of the TTL
+)
+
+// patience is how long the check of a keepalive that arrives now may be put off.
+func (s *session) patience(now instant.Instant) time.Duration {
+	if !s.begun || s.again || s.sendable.Sub(now) < s.ttl/2 {
+		return 0
+	}
+	return min(maxPatience, s.ttl/patiencePart)
+}
+
 // arrive queues a session's arrival for a check; wanted says that somebody
 // waits for it. Of those that no check covers yet the newest is enough.
 func (l *Lessor) arrive(s *session, a arrival, wanted bool) {
@@ -159,18 +181,25 @@ func (l *Lessor) arriveUnknown(st *stream, id string) {
 		l.strangers = append(l.strangers, st)
 	}
 	st.unknown[id] = l.order
-	l.wanted = l.order
+	l.want()
 }
+
+// want asks for a check at once.
+func (l *Lessor) want() { l.wanted, l.checkBy = l.order, 0 }
 
 // CheckWanted reports whether something waits that only a leadership check
 // begun from now on can cover.
 func (l *Lessor) CheckWanted() bool { return l.pulse && !l.over && l.wanted > l.begun }
 
+// CheckBy is when a check that is wanted is to begin at the latest, so that it
+// covers what arrives until then too.
+func (l *Lessor) CheckBy() (at instant.Instant, wanted bool) { return l.checkBy, l.CheckWanted() }
+
 // CheckBegun notes that a leadership check begins now: it covers all that
 // arrived before [F1].
 func (l *Lessor) CheckBegun(now instant.Instant) Ticket {
 	l.tick(now)
-	l.begun = l.order
+	l.begun, l.checkBy = l.order, never
 	return Ticket{order: l.order, generation: l.generation}
 }
 
@@ -249,7 +278,7 @@ func (l *Lessor) answerStrangers(t Ticket) {
 func (l *Lessor) CheckFailed(now instant.Instant, t Ticket) {
 	l.tick(now)
 	if t.generation == l.generation && t.order >= l.begun {
-		l.begun = l.passed
+		l.begun, l.checkBy = l.passed, 0
 	}
 }
 
@@ -276,7 +305,7 @@ func (l *Lessor) Answer(now instant.Instant, id, resource string, token fence.To
 		return nil, ErrWait
 	case !l.checked || s.sendable <= now:
 		l.order++
-		l.wanted = l.order
+		l.want()
 		return nil, ErrWait
 	}
 	until := min(s.sendable, p.holdUntil)

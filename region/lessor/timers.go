@@ -123,7 +123,7 @@ func (l *Lessor) Tick(now instant.Instant) {
 			}
 		case timerPush:
 			l.push(t.stream, nil)
-			l.at(l.now.Add(l.pushEvery()), t)
+			l.at(l.pushAt(l.now.Add(l.pushEvery())), t)
 		case timerOffer:
 			unconfirmed = append(unconfirmed, t.lease)
 		case timerRevocation:

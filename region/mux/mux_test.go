@@ -50,6 +50,8 @@ type stream struct {
 	attach  grpc.BidiStreamingClient[pb.AttachRequest, pb.AttachResponse]
 	session *pb.OpenSessionResponse
 	seq     uint64
+	// hash of what it says to hold.
+	hash uint64
 }
 
 func (w *world) attach(conn *grpc.ClientConn) *stream {
@@ -72,7 +74,7 @@ func (s *stream) keepalive() {
 	s.t.Helper()
 	s.seq++
 	if err := s.attach.Send(&pb.AttachRequest{Kind: &pb.AttachRequest_Keepalive{Keepalive: &pb.Keepalive{
-		SessionId: s.session.GetSessionId(), Secret: s.session.GetSecret(), Sequence: s.seq,
+		SessionId: s.session.GetSessionId(), Secret: s.session.GetSecret(), Sequence: s.seq, TokensHash: s.hash,
 	}}}); err != nil && !errors.Is(err, io.EOF) {
 		s.t.Fatal(err)
 	}
@@ -171,12 +173,13 @@ func TestF41ASlowClientIsEndedAlone(t *testing.T) {
 		sent := make(chan struct{})
 		go func() { // slow reads nothing, and in the end nobody takes what it sends
 			defer close(sent)
-			for range 7000 {
+			slow.hash = 1 // which nobody holds: so that each one is answered at once
+			for range 13_000 {
 				slow.keepalive()
 				time.Sleep(10 * time.Millisecond) // virtual
 			}
 		}()
-		for range 70 {
+		for range 150 {
 			time.Sleep(time.Second) // virtual
 			quick.keepalive()
 			quick.ack(quick.seq)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math"
 	"sync"
 	"time"
 
@@ -27,6 +28,9 @@ const (
 	// are answered at once.
 	checkEvery   = 5 * time.Millisecond
 	checksAtOnce = 8
+	// noCheck and noCheckIn: none is wanted, and who wants one wakes the goroutine.
+	noCheck   = instant.Instant(math.MaxInt64)
+	noCheckIn = time.Hour
 	// afterFailure of a check it is wanted again at once; the network may need a
 	// moment.
 	afterFailure = 10 * time.Millisecond
@@ -76,8 +80,9 @@ type Shell struct {
 	last    lessor.StreamID
 	// read is the clock's last reading.
 	read instant.Instant
-	// armed is when the clock's goroutine looks next at the latest.
-	armed instant.Instant
+	// armed is when the clock's goroutine looks next at the latest, asked the
+	// checks'.
+	armed, asked instant.Instant
 	// passed is closed and made anew when a check passes or the term ends.
 	passed chan struct{}
 	// over is closed when the term ends.
@@ -295,7 +300,7 @@ func (s *Shell) flush() {
 	if out.Drained && s.cfg.Drained != nil {
 		s.cfg.Drained()
 	}
-	if s.lessor.CheckWanted() {
+	if by, wanted := s.lessor.CheckBy(); wanted && by < s.asked {
 		wake.Up(s.ask)
 	}
 	if at, ok := s.lessor.Next(); ok && at < s.armed {
@@ -365,11 +370,16 @@ func (s *Shell) tick() (wait time.Duration) {
 // arrives meanwhile is for the next one.
 func (s *Shell) check(ctx context.Context) {
 	pace := rate.NewLimiter(rate.Every(checkEvery), checksAtOnce)
+	timer := time.NewTimer(0)
+	defer timer.Stop()
 	for {
+		timer.Reset(s.checkIn())
 		select {
 		case <-ctx.Done():
 			return
 		case <-s.ask:
+			continue // earlier than it was to be
+		case <-timer.C:
 		}
 		if pace.Wait(ctx) != nil {
 			return
@@ -383,6 +393,23 @@ func (s *Shell) check(ctx context.Context) {
 		case <-time.After(afterFailure):
 		}
 	}
+}
+
+// checkIn returns when the next check is to begin; nothing asks for one later
+// than that.
+func (s *Shell) checkIn() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.asked = noCheck
+	if s.lessor == nil {
+		return noCheckIn
+	}
+	by, wanted := s.lessor.CheckBy()
+	if !wanted {
+		return noCheckIn
+	}
+	s.asked = by
+	return max(0, by.Sub(s.cfg.Clock.Now()))
 }
 
 // checkOnce runs the check that is wanted; false if it failed.

@@ -207,7 +207,7 @@ func (in *inbox) acks() (out []*pb.Ack) {
 // settle lets all be done that can be, a leadership check included.
 func settle() {
 	synctest.Wait()
-	time.Sleep(checkEvery) // virtual
+	time.Sleep(50 * time.Millisecond) // virtual; what a check may wait for others
 	synctest.Wait()
 }
 
@@ -242,6 +242,44 @@ func TestAKeepaliveIsAcknowledgedAfterACheck(t *testing.T) {
 		synctest.Wait()
 		if len(r.began) != 0 {
 			t.Errorf("%d checks while nobody waits", len(r.began))
+		}
+	})
+}
+
+// TestKeepalivesShareACheck: one that has time left waits for others.
+func TestKeepalivesShareACheck(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t)
+		st, in := r.attach()
+		st.Keepalive(keepalive("a", 1))
+		st.Keepalive(keepalive("b", 1))
+		in.acks()
+		time.Sleep(3 * time.Second) // the bubble's time
+		r.set(func() { r.began = nil })
+		first := r.clock.Now()
+		st.Keepalive(keepalive("a", 2))
+		time.Sleep(20 * time.Millisecond)
+		synctest.Wait()
+		if len(r.began) != 0 {
+			t.Errorf("checks began at once: %v", r.began)
+		}
+		st.Keepalive(keepalive("b", 2))
+		if acks := in.acks(); len(acks) != 4 {
+			t.Errorf("%d acks of 2 keepalives each of 2 sessions", len(acks))
+		}
+		if len(r.began) != 1 || r.began[0].Sub(first) != 50*time.Millisecond {
+			t.Errorf("checks began at %v, the first keepalive came at %v", r.began, first)
+		}
+		r.set(func() { r.began = nil })
+		st.Keepalive(keepalive("a", 3))
+		time.Sleep(time.Millisecond)
+		other, _ := r.attach()
+		other.Keepalive(keepalive("b", 1)) // begins to speak for it
+		synctest.Wait()
+		time.Sleep(checkEvery)
+		synctest.Wait()
+		if len(r.began) != 1 {
+			t.Errorf("a new stream's first keepalive waits: checks began at %v", r.began)
 		}
 	})
 }

@@ -1,0 +1,66 @@
+package client_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/headlease/headlease/client"
+	"github.com/headlease/headlease/internal/regiontest"
+)
+
+// TestTrafficOfIdleSessions: what clients and servers write to keep many sessions
+// alive, of which each costs a system call and a TLS record at either end. It
+// depends on the connections, not on their sessions.
+func TestTrafficOfIdleSessions(t *testing.T) {
+	const clients, sessions, seconds = 12, 60, 40
+	inWorld(t, func(w *world) {
+		for i := range clients {
+			c := w.client(name(i), func(cfg *client.Config) {
+				cfg.TTL = 10 * time.Second
+				at := i % 3 // each server has a third of them
+				servers := cfg.Regions[0].Servers
+				cfg.Regions[0].Servers = append(servers[at:len(servers):len(servers)], servers[:at]...)
+			})
+			for j := range sessions {
+				s, err := c.NewSession(client.SessionOptions{TTL: 10 * time.Second})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, err := s.Acquire(w.Context(), fmt.Sprintf("lock/%d-%d", i, j)); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		time.Sleep(20 * time.Second) // the bubble's time
+		look := func() (out [3]regiontest.Traffic, checks int) {
+			return [3]regiontest.Traffic{w.Written(false, true), w.Written(true, false), w.Written(true, true)}, w.eu.Checks()
+		}
+		before, checked := look()
+		time.Sleep(seconds * time.Second)
+		after, checks := look()
+		perConn := func(i int) (writes, bytes float64) {
+			return float64(after[i].Writes-before[i].Writes) / clients / seconds, float64(after[i].Bytes-before[i].Bytes) / clients / seconds
+		}
+		for i, x := range []struct {
+			what string
+			most float64
+		}{
+			// Four gangs each 3.1 s, their acks, and no pushes beside them.
+			{"by a client to its server", 1.4},
+			{"by a server to a client", 1.5},
+			{"between servers, for a client", 2.4},
+		} {
+			writes, bytes := perConn(i)
+			t.Logf("%s: %.2f writes/s, %.0f B/s", x.what, writes, bytes)
+			if writes > x.most {
+				t.Errorf("%s: %.2f writes/s, at most %.2f are needed", x.what, writes, x.most)
+			}
+		}
+		n := float64(checks-checked) / clients / seconds
+		t.Logf("%.2f checks/s a client", n)
+		if n > 1.3 {
+			t.Errorf("%.2f leadership checks/s a client", n)
+		}
+	})
+}
