@@ -32,12 +32,12 @@ func TestTrafficOfIdleSessions(t *testing.T) {
 				}
 			}
 		}
-		time.Sleep(20 * time.Second) // the bubble's time
+		time.Sleep(20 * time.Second) // the bubble's time // virtual
 		look := func() (out [3]regiontest.Traffic, checks int) {
 			return [3]regiontest.Traffic{w.Written(false, true), w.Written(true, false), w.Written(true, true)}, w.eu.Checks()
 		}
 		before, checked := look()
-		time.Sleep(seconds * time.Second)
+		time.Sleep(seconds * time.Second) // virtual
 		after, checks := look()
 		perConn := func(i int) (writes, bytes float64) {
 			return float64(after[i].Writes-before[i].Writes) / clients / seconds, float64(after[i].Bytes-before[i].Bytes) / clients / seconds
