@@ -32,7 +32,7 @@ func TestTrafficOfIdleSessions(t *testing.T) {
 				}
 			}
 		}
-		time.Sleep(20 * time.Second) // the bubble's time // virtual
+		time.Sleep(20 * time.Second) // virtual
 		look := func() (out [3]regiontest.Traffic, checks int) {
 			return [3]regiontest.Traffic{w.Written(false, true), w.Written(true, false), w.Written(true, true)}, w.eu.Checks()
 		}
