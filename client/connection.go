@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 )
@@ -67,9 +68,10 @@ func (l *lag) now(now time.Time) time.Duration {
 	return time.Duration(float64(l.most) * max(0, left.Seconds()/lagLasts.Seconds()))
 }
 
-// limits of the server's silence. conns' lock is held.
-func (x *connection) limits(now time.Time) limits {
-	if x.fastest == 0 { // it may have to be connected to first
+// limits of the server's silence; up: the connection is there, and need not be
+// made first. conns' lock is held.
+func (x *connection) limits(now time.Time, up bool) limits {
+	if x.fastest == 0 || !up {
 		return limits{askAfter, attemptTimeout}
 	}
 	return limits{
@@ -102,7 +104,7 @@ func (c *conns) begin(ctx context.Context, timeout time.Duration) (*attempt, err
 	x.silence.begun(a.begun)
 	if !x.watched {
 		x.watched = true
-		x.look(x.limits(a.begun).ask)
+		x.look(askAfter)
 	}
 	return a, nil
 }
@@ -200,7 +202,7 @@ func (x *connection) watch() {
 	}
 	now := time.Now()
 	since := x.silence.since
-	do, again := x.silence.next(now, x.limits(now))
+	do, again := x.silence.next(now, x.limits(now, x.GetState() == connectivity.Ready))
 	switch do {
 	case nothing:
 	case ask:
@@ -223,8 +225,10 @@ func (x *connection) watch() {
 			a.cancel()
 		}
 	}
+	// Something may be heard meanwhile, after which the next silence counts anew and
+	// wants to be looked at sooner than this one.
 	if x.watched = again > 0; x.watched {
-		x.look(again)
+		x.look(min(again, askAfter))
 	}
 }
 

@@ -23,8 +23,10 @@ type silence struct {
 	// since is when the first call was sent that is without an answer, if nothing
 	// was heard of the server after that; zero: there is none.
 	since time.Time
-	// asked is when the server was asked whether it lives; zero: it was not.
-	asked time.Time
+	// asked is when the server was asked whether it lives; zero: it was not. silent
+	// is in how long it must answer that, as of then.
+	asked  time.Time
+	silent time.Duration
 	// lives counts its answers to that in a row, while it answered no call.
 	lives int
 }
@@ -95,7 +97,7 @@ func (s *silence) next(now time.Time, l limits) (remedy, time.Duration) {
 			return nothing, left
 		}
 	default:
-		overslept := now.Sub(s.asked) - l.silent
+		overslept := now.Sub(s.asked) - s.silent
 		if overslept < 0 {
 			return nothing, -overslept
 		}
@@ -104,6 +106,6 @@ func (s *silence) next(now time.Time, l limits) (remedy, time.Duration) {
 			return passOver, 0
 		}
 	}
-	s.asked = now
+	s.asked, s.silent = now, l.silent
 	return ask, l.silent
 }

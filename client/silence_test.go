@@ -106,7 +106,7 @@ func TestSlownessIsRememberedForAWhile(t *testing.T) {
 	x := &connection{conns: c}
 	silent := func(at time.Duration, want time.Duration) {
 		t.Helper()
-		if got := x.limits(epoch.Add(at)).silent; got != want {
+		if got := x.limits(epoch.Add(at), true).silent; got != want {
 			t.Errorf("after %v a server is silent after %v, want %v", at, got, want)
 		}
 	}
@@ -129,7 +129,32 @@ func TestSlownessIsRememberedForAWhile(t *testing.T) {
 	x.took(200 * ms)
 	x.took(400 * ms)
 	silent(2*time.Hour, 600*ms)
-	if got := x.limits(epoch).ask; got != 400*ms {
+	if got := x.limits(epoch, false).silent; got != attemptTimeout {
+		t.Errorf("while it is connected to it is silent after %v", got)
+	}
+	if got := x.limits(epoch, true).ask; got != 400*ms {
 		t.Errorf("it is asked after %v", got)
+	}
+}
+
+// What a server was given when it was asked counts, also if it would be given
+// less by the time at which it is looked at: that is not to look late.
+func TestSilenceIsJudgedByWhatWasAsked(t *testing.T) {
+	const ms = time.Millisecond
+	epoch := time.Now()
+	c := &conns{}
+	x := &connection{conns: c}
+	x.took(5 * ms)
+	c.lag.seen(epoch, 1500*ms)
+	var s silence
+	s.begun(epoch.Add(time.Second))
+	at := epoch.Add(1100 * ms)
+	do, in := s.next(at, x.limits(at, true))
+	if do != ask {
+		t.Fatalf("%v after %v", do, at.Sub(epoch))
+	}
+	at = at.Add(in)
+	if do, _ := s.next(at, x.limits(at, true)); do != passOver {
+		t.Errorf("%v after %v, want it passed over", do, at.Sub(epoch))
 	}
 }

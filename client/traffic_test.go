@@ -46,10 +46,11 @@ func TestTrafficOfIdleSessions(t *testing.T) {
 			what string
 			most float64
 		}{
-			// Four gangs each 3.1 s, their acks, and no pushes beside them.
-			{"by a client to its server", 1.4},
-			{"by a server to a client", 1.5},
-			{"between servers, for a client", 2.4},
+			// Four gangs each 3.1 s, their acks, and no pushes beside them: 1.3, 1.3 and 2.1. How many
+			// frames go in one write is the scheduler's to say; with what was there before it was 3.8, 5.1 and 8.2.
+			{"by a client to its server", 2},
+			{"by a server to a client", 2},
+			{"between servers, for a client", 3.2},
 		} {
 			writes, bytes := perConn(i)
 			t.Logf("%s: %.2f writes/s, %.0f B/s", x.what, writes, bytes)

@@ -279,7 +279,7 @@ func (c *Cluster) HandOver(ctx context.Context, region, name string) (already bo
 			res, err = s.HandOver(ctx, &pb.HandOverRequest{Name: name})
 			// A server that passed the request on and then saw the leader go answers
 			// that there is none: it may have been done.
-			asked = asked || err != nil && !refusal(err) || !res.GetAlready()
+			asked = asked || err != nil && !refusal(err) || err == nil && !res.GetAlready()
 			return err
 		})
 		switch {

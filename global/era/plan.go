@@ -59,10 +59,9 @@ func Plan(in Input) (plan *pb.EraPlan, notes []string, err error) {
 	if err := check(in, survivors, newest); err != nil {
 		return nil, nil, err
 	}
-	own := side(survivors, newest)
-	again := newest.GetEra() != nil
+	own := place{side: side(survivors, newest), counter: newest.GetEra().GetCounter(), met: met(in.Facts)}
 	next := proto.CloneOf(newest)
-	next.Era = &pb.Era{Counter: newest.GetEra().GetCounter() + 1, Id: in.ID}
+	next.Era = &pb.Era{Counter: max(own.counter, own.met) + 1, Id: in.ID}
 	next.Version = 0
 	for _, f := range in.Facts {
 		proposed := f.GetConfigRegister().GetProposed()
@@ -77,9 +76,9 @@ func Plan(in Input) (plan *pb.EraPlan, notes []string, err error) {
 	}
 	// Versions number the moves of keys, and dedicated shards are numbered for good:
 	// those that only destroyed voters knew are not used again.
-	next.Version = goOn(next.Version, own, again)
+	next.Version = own.goOn(next.Version)
 	if n, err := config.NextDedicated(newest); err == nil {
-		if n := goOn(uint64(n-1), own, again); n < math.MaxUint32 {
+		if n := own.goOn(uint64(n - 1)); n < math.MaxUint32 {
 			next.LastDedicated = uint32(n)
 		}
 	}
@@ -102,7 +101,7 @@ func Plan(in Input) (plan *pb.EraPlan, notes []string, err error) {
 				}
 			}
 		}
-		first := goOn(uint64(e.GetEpoch()), own, again)
+		first := own.goOn(uint64(e.GetEpoch()))
 		if first > uint64(fence.MaxEpoch-Jump) {
 			return nil, nil, fmt.Errorf("partition %s: epoch %d leaves no room: the era would begin at %d, and epochs end at %d", p.GetName(), e.GetEpoch(), first, fence.MaxEpoch)
 		}
@@ -132,16 +131,33 @@ func side(survivors []*survivor, c *pb.ClusterConfiguration) int {
 	})
 }
 
+// met is the highest counter of an era that a survivor has met and stopped at; 0: none has.
+func met(facts []*pb.VoterFacts) (highest uint64) {
+	for _, f := range facts {
+		highest = max(highest, f.GetEraStop().GetEra().GetCounter())
+	}
+	return highest
+}
+
+// place of a side among others.
+type place struct {
+	side int
+	// counter of the side's era, 0 before its first; met is the highest one that
+	// it has met of another side.
+	counter, met uint64
+}
+
 // goOn is where a side counts on that has seen up to highest: at least Jump
 // above, and where no other side does whatever that has seen. In an era after
-// another it is also above all that the other sides have reached in the one
-// before, one of which may have been given up since.
-func goOn(highest uint64, side int, again bool) uint64 {
+// another it is also above all that the other sides have reached, one of which
+// may have been given up since: each era of theirs took less than two strides.
+func (p place) goOn(highest uint64) uint64 {
 	from := highest + uint64(Jump)
-	if again {
-		from += stride
+	if p.counter > 0 || p.met > 0 {
+		ahead := max(p.met, p.counter) - p.counter
+		from += stride * (2*ahead + 1)
 	}
-	return (from+stride-1)/stride*stride + uint64(side%Sides)*uint64(Jump)
+	return (from+stride-1)/stride*stride + uint64(p.side%Sides)*uint64(Jump)
 }
 
 // name is whose facts they are.

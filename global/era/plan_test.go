@@ -214,25 +214,44 @@ func TestF16NoTwoSidesUseOneEpoch(t *testing.T) {
 				shards[s.conf.GetLastDedicated()+1+n]++
 			}
 			s.seen = first + uint32(rapid.IntRange(0, int(Jump)-1).Draw(rt, "changes of owner"))
-			highest = max(highest, s.seen)
 		}
 		if n := len(sides) * int(Jump); len(epochs) != n || len(versions) != n || len(shards) != n {
 			rt.Fatalf("%d sides use %d epochs, %d versions and %d shards of their own", len(sides), len(epochs), len(versions), len(shards))
 		}
+		// Some are forced again before they meet.
+		counter := uint64(1)
 		for _, s := range sides {
-			facts := s.facts()
-			for _, f := range facts {
-				f.EraStop = &pb.EraStop{Era: &pb.Era{Counter: 1, Id: 99}}
+			for n := rapid.IntRange(0, 2).Draw(rt, "more eras"); n > 0; n-- {
+				p, _, err := Plan(Input{Facts: stoppedAt(s.facts(), s.conf.GetEra().GetCounter()), ID: rapid.Uint64Min(200).Draw(rt, "id")})
+				if err != nil {
+					rt.Fatal(err)
+				}
+				s.conf = p.GetConfiguration()
+				s.seen = p.GetEpochs()[0].GetEpoch() + uint32(rapid.IntRange(0, int(Jump)-1).Draw(rt, "changes of owner"))
 			}
-			p, _, err := Plan(Input{Facts: facts, ID: 100})
+			counter, highest = max(counter, s.conf.GetEra().GetCounter()), max(highest, s.seen)
+		}
+		for _, s := range sides {
+			p, _, err := Plan(Input{Facts: stoppedAt(s.facts(), counter), ID: 100})
 			if err != nil {
 				rt.Fatal(err)
 			}
 			if first := p.GetEpochs()[0].GetEpoch(); first <= highest {
 				rt.Fatalf("the side that is chosen begins at %d; %d was used", first, highest)
 			}
+			if got := p.GetConfiguration().GetEra().GetCounter(); got <= counter {
+				rt.Fatalf("the side that is chosen has era %d; %d was used", got, counter)
+			}
 		}
 	})
+}
+
+// stoppedAt has voters stop at an era that they have met.
+func stoppedAt(facts []*pb.VoterFacts, counter uint64) []*pb.VoterFacts {
+	for _, f := range facts {
+		f.EraStop = &pb.EraStop{Era: &pb.Era{Counter: counter, Id: 99}}
+	}
+	return facts
 }
 
 // TestF16NothingOfBeforeWins whatever the survivors knew: each begins the era
