@@ -28,11 +28,14 @@ return {reply[1], reply[2], reply[3] or {}, redis.call('HKEYS', KEYS[2]), redis.
 `
 	// What is pending after the last entry that the feed has was delivered by a call
 	// whose answer was lost, and comes first: the client calls again by itself then,
-	// and what comes after it would be handled before it. KEYS: stream, parked,
-	// arriving. ARGV: group, consumer, count, id of the last entry.
+	// and what comes after it would be handled before it. The last
+	// entry itself is asked for and left out, because the embedded Redis knows no
+	// open range here. KEYS: stream, parked, arriving. ARGV: group, consumer, count,
+	// id of the last entry.
 	luaRead = `
 local entries, gone = {}, {}
-local pending = redis.call('XPENDING', KEYS[1], ARGV[1], '(' .. ARGV[4], '+', ARGV[3], ARGV[2])
+local pending = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[4], '+', ARGV[3] + 1, ARGV[2])
+if pending[1] and pending[1][1] == ARGV[4] then table.remove(pending, 1) end
 for _, p in ipairs(pending) do
   local found = redis.call('XRANGE', KEYS[1], p[1], p[1])
   if found[1] then
