@@ -181,7 +181,9 @@ func (c *cluster) client(home string, ttl time.Duration) *client.Client {
 // newClient returns a client of the cluster's regions, closed when the test ends.
 func (c *cluster) newClient(cfg client.Config) *client.Client {
 	c.t.Helper()
-	cfg.Regions = clusterclient.Regions(c.File())
+	if cfg.Regions == nil {
+		cfg.Regions = clusterclient.Regions(c.File())
+	}
 	cl, err := client.New(cfg)
 	if err != nil {
 		c.t.Fatal(err)
