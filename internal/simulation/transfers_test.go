@@ -41,8 +41,8 @@ func (w *world) transfer(r *region) {
 	w.propose(ld, &pb.Command{Term: ld.term, Kind: &pb.Command_StartDrain{StartDrain: &pb.StartDrainCommand{
 		Partition: w.names[i], Epoch: uint32(ld.holds[i].epoch), Successor: to, By: "sim",
 	}}}, func(*pb.CommandResult) {})
-	if w.chance(25) {
-		w.after(w.upTo(2*w.d), func() { w.abort(r, i) })
+	if w.chance(50) {
+		w.after(w.upTo(w.d/2), func() { w.abort(r, i) }) // soon, for few drains last long
 	}
 }
 
