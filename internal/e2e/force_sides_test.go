@@ -32,17 +32,10 @@ func force(t *testing.T, of []devcluster.Process, destroyed ...string) {
 	dir := t.TempDir()
 	plan := filepath.Join(dir, "era.json")
 	planning := []string{"force-quorum", "plan", "-o", plan, "--they-never-vote-again", "--destroyed", strings.Join(destroyed, ",")}
+	planning = append(planning, inspected(t, dir, of)...)
 	apply := []string{"force-quorum", "apply", plan}
 	for _, p := range of {
-		out, errs, err := headlease(t, "force-quorum", "inspect", p.DataDir)
-		if err != nil {
-			t.Fatal(err, errs)
-		}
-		path := filepath.Join(dir, p.Name+".json")
-		if err := os.WriteFile(path, []byte(out), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		planning, apply = append(planning, path), append(apply, "--data", p.DataDir)
+		apply = append(apply, "--data", p.DataDir)
 	}
 	for _, args := range [][]string{planning, apply} {
 		if _, errs, err := headlease(t, args...); err != nil {
@@ -127,14 +120,7 @@ func (c *cluster) met(t *testing.T, of ...devcluster.Process) {
 func TestF16TwoSidesAreForced(t *testing.T) {
 	const lock, d = "lock/file-0", 2 * time.Second
 	c := start(t, devcluster.Options{Regions: 2, Servers: 1, Witnesses: 3, D: d})
-	var servers, witnesses []devcluster.Process
-	for _, p := range c.State().Processes {
-		if p.Role == "witness" {
-			witnesses = append(witnesses, p)
-		} else {
-			servers = append(servers, p)
-		}
-	}
+	servers, witnesses := c.byRole()
 	j := startJournal(t)
 	guard := resource.NewClient(j.address, "writer")
 	before := once(t, c.client(servers[0].Region, 10*time.Second), guard, lock, stepTimeout)

@@ -46,14 +46,8 @@ func once(t *testing.T, c *client.Client, r *resource.Client, lock string, d tim
 	return lease.Token()
 }
 
-// TestF16ForceQuorum: four of six voters are destroyed, the owner among them.
-// The survivors decide again in a new era, after D, with tokens above; the
-// command may be killed at any point; what comes back from old data is refused
-// and stops; the lost voters are replaced by the ordinary commands.
-func TestF16ForceQuorum(t *testing.T) {
-	const lock, d = "lock/file-0", 2 * time.Second
-	c := start(t, devcluster.Options{Regions: 3, Servers: 1, Witnesses: 3, D: d})
-	var servers, witnesses []devcluster.Process
+// byRole are the cluster's region servers and witnesses, in their order.
+func (c *cluster) byRole() (servers, witnesses []devcluster.Process) {
 	for _, p := range c.State().Processes {
 		if p.Role == "witness" {
 			witnesses = append(witnesses, p)
@@ -61,6 +55,35 @@ func TestF16ForceQuorum(t *testing.T) {
 			servers = append(servers, p)
 		}
 	}
+	return servers, witnesses
+}
+
+// inspected writes the facts of stopped processes into files of a directory, as
+// 'force-quorum inspect' prints them, and returns their paths.
+func inspected(t *testing.T, dir string, of []devcluster.Process) (facts []string) {
+	t.Helper()
+	for _, p := range of {
+		out, errs, err := headlease(t, "force-quorum", "inspect", p.DataDir)
+		if err != nil {
+			t.Fatal(err, errs)
+		}
+		path := filepath.Join(dir, p.Name+".json")
+		if err := os.WriteFile(path, []byte(out), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		facts = append(facts, path)
+	}
+	return facts
+}
+
+// TestF16ForceQuorum: four of six voters are destroyed, the owner among them.
+// The survivors decide again in a new era, after D, with tokens above; the
+// command may be killed at any point; what comes back from old data is refused
+// and stops; the lost voters are replaced by the ordinary commands.
+func TestF16ForceQuorum(t *testing.T) {
+	const lock, d = "lock/file-0", 2 * time.Second
+	c := start(t, devcluster.Options{Regions: 3, Servers: 1, Witnesses: 3, D: d})
+	servers, witnesses := c.byRole()
 	j := startJournal(t)
 	guard := resource.NewClient(j.address, "writer")
 	before := once(t, c.client(servers[0].Region, 10*time.Second), guard, lock, stepTimeout)
@@ -86,18 +109,7 @@ func TestF16ForceQuorum(t *testing.T) {
 	}
 	// From here on as docs/operations.md says.
 	dir := t.TempDir()
-	var facts []string
-	for _, p := range kept {
-		out, errs, err := headlease(t, "force-quorum", "inspect", p.DataDir)
-		if err != nil {
-			t.Fatal(err, errs)
-		}
-		path := filepath.Join(dir, p.Name+".json")
-		if err := os.WriteFile(path, []byte(out), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		facts = append(facts, path)
-	}
+	facts := inspected(t, dir, kept)
 	plan := filepath.Join(dir, "era.json")
 	var destroyed []string
 	for _, p := range lost {
