@@ -151,10 +151,26 @@ func TestHistoriesThatTheDesignAllows(t *testing.T) {
 			lost(Op{Kind: Acquire, Session: "b", Request: 1, Lowest: 1, Wait: true}).
 			queued("b", 1, 0).lasting(60*ms).fact(Fact{Kind: Queued, Session: "b", Request: 1}).get("a", 10, 2).release("a", 10, OK).
 			fact(Fact{Kind: Granted, Session: "c", Request: 1, Token: 11, Offered: true}).get("c", 11, 1),
+		"an offer that meets its session's Close": offeredInClose(),
 	} {
 		if v := Check(s.h, Config{Clocks: clocks}); !v.OK() {
 			t.Errorf("%s: %v", name, v)
 		}
+	}
+}
+
+// offeredInClose: a lets its session go while a grant is on its way to it, and
+// hears of the grant before the answer. It goes on to b.
+func offeredInClose() *script {
+	return start().granted("c", 1, 9).ack("a", time.Hour).ack("b", time.Hour).queued("a", 1, 0).queued("b", 1, 1).release("c", 9, OK).
+		op(Op{Kind: Close, Client: "a", Session: "a"}).lasting(15*ms).offer("a", 1, 10).offer("b", 1, 11)
+}
+
+func TestI3ASessionThatItsClientClosedGrantsNothing(t *testing.T) {
+	s := offeredInClose()
+	s.h.Beliefs = []Belief{{At: s.now - 5*ms, Client: "a", Session: "a", Resource: "lock/x", Token: 10}}
+	if v := Check(s.h, Config{Clocks: clocks}); !strings.Contains(v.String(), "I3") {
+		t.Errorf("%v", v)
 	}
 }
 

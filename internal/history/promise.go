@@ -70,6 +70,9 @@ type heardSession struct {
 	// dead is the highest token of a resource that has ended for the client.
 	dead map[string]uint64
 	live map[hold]*span
+	// over: its client has asked to close it, or was told that it has ended. Of a
+	// grant that was on its way then, it believes nothing.
+	over bool
 }
 
 type heardToken struct {
@@ -146,7 +149,7 @@ func (p *promises) promise(session string, until time.Duration) {
 
 // believe makes a token believed until then, at least.
 func (p *promises) believe(now time.Duration, client string, s *heardSession, h hold, until time.Duration) {
-	if until <= now || h.token <= s.dead[h.resource] {
+	if s.over || until <= now || h.token <= s.dead[h.resource] {
 		return
 	}
 	sp := s.live[h]
@@ -178,6 +181,7 @@ func (p *promises) sessionOver(now time.Duration, client, session string) {
 		s.bury(now, session, h.resource, h.token)
 	}
 	s.named = map[string]*heardToken{}
+	s.over = true
 }
 
 func (p *promises) answer(op *Op) {
