@@ -138,7 +138,10 @@ func (a *attempt) end(err error, expired bool) (passed bool) {
 			continue
 		}
 		y.hung = true
-		if y == c.stream && c.found != nil {
+		switch {
+		case y != c.stream:
+			c.leaveLocked(y, true)
+		case c.found != nil:
 			c.found()
 		}
 	}
@@ -172,6 +175,9 @@ func (x *connection) streams(on bool) {
 		x.doubted, x.hung = false, false // it has another chance
 	} else if x.conns.stream == x {
 		x.conns.stream = nil
+		if x.hung { // the stream has broken before it was left for that
+			x.conns.leaveLocked(x, true)
+		}
 	}
 }
 

@@ -85,6 +85,10 @@ func (c *conns) currentLocked() (*connection, error) {
 func (c *conns) leave(x *connection, fresh bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.leaveLocked(x, fresh)
+}
+
+func (c *conns) leaveLocked(x *connection, fresh bool) {
 	if c.open[x.at] != x {
 		return
 	}

@@ -94,3 +94,29 @@ func TestAClosedConnectionCountsAsNoTry(t *testing.T) {
 		t.Errorf("%d calls: %v; want an end", calls, err)
 	}
 }
+
+// TestAHungServersConnectionIsClosed: at once, or with the region's stream on it
+// when that has ended, however it did.
+func TestAHungServersConnectionIsClosed(t *testing.T) {
+	for _, streams := range []bool{false, true} {
+		c := newConns(byName{}, Region{Name: "eu", Servers: []Server{{Name: "eu-1"}, {Name: "eu-2"}}})
+		defer func() { _ = c.close() }()
+		x, err := c.current()
+		if err != nil {
+			t.Fatal(err)
+		}
+		x.streams(streams)
+		c.leave(x, false)
+		x.doubted = true
+		if err := c.do(t.Context(), func(context.Context, *grpc.ClientConn) error { return nil }); err != nil {
+			t.Fatal(err)
+		}
+		if kept := c.open[x.at] == x; !x.hung || kept != streams {
+			t.Errorf("with a stream (%v): hung %v, kept %v", streams, x.hung, kept)
+		}
+		x.streams(false)
+		if c.open[x.at] != nil {
+			t.Errorf("with a stream (%v): kept when that has ended", streams)
+		}
+	}
+}

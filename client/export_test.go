@@ -8,3 +8,16 @@ func (c *Client) MoveCalls(region string) {
 		conns.leave(x, false)
 	}
 }
+
+// Connected are the servers of a region to which there are connections.
+func (c *Client) Connected(region string) (names []string) {
+	conns := c.regions[region].conns
+	conns.mu.Lock()
+	defer conns.mu.Unlock()
+	for i, x := range conns.open {
+		if x != nil {
+			names = append(names, conns.servers[i].Name)
+		}
+	}
+	return names
+}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -81,7 +82,8 @@ func TestAFrozenServerIsLeftBySilentCalls(t *testing.T) {
 }
 
 // Calls may go to another server than the stream, since one failed at the
-// stream's: a frozen one is passed over there, too, and the stream stays.
+// stream's: a frozen one is passed over there, too, its connection is closed, and
+// the stream stays.
 func TestAFrozenServerThatHasCallsAloneIsPassedOver(t *testing.T) {
 	const ms = time.Millisecond
 	inWorld(t, func(w *world) {
@@ -99,6 +101,9 @@ func TestAFrozenServerThatHasCallsAloneIsPassedOver(t *testing.T) {
 		s := log.String()
 		if strings.Count(s, "\n") != 1 || !strings.Contains(s, "others are asked") || !strings.Contains(s, "server=eu-2") {
 			t.Errorf("want eu-2 passed over, and nothing else:\n%s", s)
+		}
+		if got := c.Connected("eu"); !slices.Equal(got, []string{"eu-1", "eu-3"}) {
+			t.Errorf("connections to %q, want none to the frozen one", got)
 		}
 	})
 }
