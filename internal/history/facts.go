@@ -85,19 +85,33 @@ func (c *compiler) draining(f Fact) bool {
 	return on
 }
 
-// drainedSince tells whether the partition drained at some time since a revoked
-// token was granted: the revocation may have been on its way when the drain was
-// taken back.
-func (c *compiler) drainedSince(f Fact) bool {
+// afterDrain bounds how many entries of the log after the end of a drain one may
+// be that was proposed in it. Until a leader has applied the end it proposes
+// revocations, and by then it has at most 8 entries under way (region/replica's
+// EntriesInFlight); what still waits to be proposed is in the next one. Twice as
+// many, since Raft has entries of its own. No time would do as a bound: a leader
+// may be paused, and a majority away, for as long as a fault lasts.
+const afterDrain = 16
+
+// lateOfDrain tells whether a token's revocation may be one that was on its way
+// when a drain was taken back.
+func (c *compiler) lateOfDrain(f Fact) bool {
 	held, drained := false, false
+	var end uint64 // of the last drain in which the token was held
 	for _, d := range c.h.Facts {
 		if d.Index > f.Index {
 			break
 		}
-		held = held || d.Kind == Granted && d.Resource == f.Resource && d.Token == f.Token
-		drained = drained || held && d.Kind == DrainBegun
+		switch {
+		case d.Kind == Granted && d.Resource == f.Resource && d.Token == f.Token:
+			held = true
+		case d.Kind == DrainBegun:
+			drained = held
+		case d.Kind == DrainEnded && drained:
+			end, drained = d.Index, false
+		}
 	}
-	return drained
+	return end != 0 && f.Index <= end+afterDrain
 }
 
 // delayEnded: no sooner than the holder had asked for.
@@ -294,7 +308,7 @@ func (c *compiler) revoked(f Fact) {
 		c.force(f, Op{Kind: Revoke, Token: f.Token}, true)
 		return
 	}
-	if c.draining(f) || c.drainedSince(f) {
+	if c.draining(f) || c.lateOfDrain(f) {
 		c.force(f, Op{Kind: Revoke, Token: f.Token}, true)
 		return
 	}

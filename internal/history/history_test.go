@@ -15,6 +15,8 @@ const ms = time.Millisecond
 type script struct {
 	h   History
 	now time.Duration
+	// index of the last entry of the log.
+	index uint64
 }
 
 func (s *script) op(o Op) *script {
@@ -103,7 +105,8 @@ func (s *script) wait(d time.Duration) *script { s.now += d; return s }
 
 func (s *script) fact(f Fact) *script {
 	s.now += 10 * ms
-	f.At, f.Index = s.now, uint64(len(s.h.Facts)+1)
+	s.index++
+	f.At, f.Index = s.now, s.index
 	switch f.Kind {
 	case SessionClosed, DrainBegun, DrainEnded:
 	default:
@@ -112,6 +115,9 @@ func (s *script) fact(f Fact) *script {
 	s.h.Facts = append(s.h.Facts, f)
 	return s
 }
+
+// entries of the log of which the history has no facts.
+func (s *script) entries(n uint64) *script { s.index += n; return s }
 
 func start() *script { return (&script{}).open("a").open("b").open("c") }
 
@@ -140,7 +146,8 @@ func TestHistoriesThatTheDesignAllows(t *testing.T) {
 			release("a", 10, OK).get("", 0, 0).fact(Fact{Kind: DrainEnded}).fact(Fact{Kind: Granted, Session: "b", Request: 1, Token: 11, Offered: true}).
 			get("b", 11, 0),
 		"a drain's revocation that comes after it was taken back": start().granted("a", 1, 10).fact(Fact{Kind: Granted, Session: "a", Request: 1, Token: 10}).
-			lasting(20*ms).fact(Fact{Kind: DrainBegun}).fact(Fact{Kind: DrainEnded}).fact(Fact{Kind: Revoked, Session: "a", Token: 10}).release("a", 10, OK),
+			lasting(20*ms).fact(Fact{Kind: DrainBegun}).fact(Fact{Kind: DrainEnded}).
+			entries(afterDrain-1).fact(Fact{Kind: Revoked, Session: "a", Token: 10}).release("a", 10, OK),
 		"a waiter that a drain sends away": start().granted("a", 1, 10).queued("b", 1, 0).fact(Fact{Kind: DrainBegun}).
 			fact(Fact{Kind: LeftQueue, Session: "b", Request: 1}).get("a", 10, 0),
 		"a lock delay": start().delayed("a", 1, 10, time.Second).queued("b", 1, 0).fact(Fact{Kind: SessionClosed, Session: "a", Reason: ByExpiry}).
@@ -198,6 +205,9 @@ func TestHistoriesThatTheDesignForbids(t *testing.T) {
 			fact(Fact{Kind: Granted, Session: "b", Request: 1, Token: 11, Offered: true}),
 		"a revocation that only a drain of before explains": start().fact(Fact{Kind: DrainBegun}).fact(Fact{Kind: DrainEnded}).granted("a", 1, 10).
 			lasting(20 * ms).fact(Fact{Kind: Granted, Session: "a", Request: 1, Token: 10}).fact(Fact{Kind: Revoked, Session: "a", Token: 10}),
+		"a revocation long after a drain was taken back": start().granted("a", 1, 10).fact(Fact{Kind: Granted, Session: "a", Request: 1, Token: 10}).
+			lasting(20*ms).fact(Fact{Kind: DrainBegun}).fact(Fact{Kind: DrainEnded}).entries(afterDrain).fact(Fact{Kind: Revoked, Session: "a", Token: 10}).
+			release("a", 10, OK),
 		"a waiter that an aborted drain sends away": start().granted("a", 1, 10).queued("b", 1, 0).fact(Fact{Kind: DrainBegun}).
 			fact(Fact{Kind: DrainEnded}).fact(Fact{Kind: LeftQueue, Session: "b", Request: 1}),
 		"a grant in a lock delay (I6)": start().delayed("a", 1, 10, time.Second).fact(Fact{Kind: SessionClosed, Session: "a", Reason: ByExpiry}).
