@@ -72,14 +72,25 @@ func addressOf(p clusterfile.Process, plane link.Plane) string {
 
 // server returns a server of the own region.
 func (p *peers) server(name string) (clusterfile.Process, error) {
-	proc, ok := p.current().Process(name)
-	if ok && proc.Region == p.region {
-		return proc, nil
+	file := p.current()
+	proc, ok := p.own(file, name)
+	if !ok {
+		return proc, p.miss(name)
 	}
+	return proc, nil
+}
+
+// own finds a server of the own region in a cluster file.
+func (p *peers) own(file clusterfile.File, name string) (clusterfile.Process, bool) {
+	proc, ok := file.Process(name)
+	return proc, ok && proc.Region == p.region
+}
+
+func (p *peers) miss(name string) error {
 	if p.missed != nil {
 		p.missed()
 	}
-	return proc, fmt.Errorf("server %q is not in the cluster file under region %s; add it there", name, p.region)
+	return fmt.Errorf("server %q is not in the cluster file under region %s; add it there", name, p.region)
 }
 
 func peerOf(p clusterfile.Process, address string) link.Peer {
@@ -137,38 +148,40 @@ func (p *peers) mux(server string) (*grpc.ClientConn, error) {
 }
 
 func (p *peers) dialled(key connKey) (*grpc.ClientConn, error) {
+	c, found, err := p.dialKnown(key)
+	if !found {
+		return nil, p.miss(key.server)
+	}
+	return c, err
+}
+
+// dialKnown returns a connection to a server that the cluster file has.
+func (p *peers) dialKnown(key connKey) (c *grpc.ClientConn, found bool, err error) {
+	// The address is looked up under the lock under which the connection is kept:
+	// setFile ends those that it finds.
 	p.mu.Lock()
-	open := p.conns[key]
-	p.mu.Unlock()
-	if open != nil { // nearly always; setFile ends what the file has no more
-		return open, nil
+	defer p.mu.Unlock()
+	if c := p.conns[key]; c != nil {
+		return c, true, nil
 	}
-	plane, server := key.plane, key.server
-	proc, err := p.server(server)
-	if err != nil {
-		return nil, err
+	if p.closed {
+		return nil, true, link.ErrClosed
 	}
-	address, options := proc.API, p.dial
+	proc, ok := p.own(p.file, key.server)
+	if !ok {
+		return nil, false, nil
+	}
+	options := p.dial
 	switch {
-	case plane == link.PlaneVotes:
-		address, options = proc.Votes, nil
+	case key.plane == link.PlaneVotes:
+		options = nil
 	case len(options) == 0: // not traced
 		options = []grpc.DialOption{callstream.DialOption(callstream.WorkerMethods()...)}
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
-		return nil, link.ErrClosed
+	if c, err = p.links.DialGRPC(key.plane, peerOf(proc, addressOf(proc, key.plane)), options...); err == nil {
+		p.conns[key] = c
 	}
-	if c := p.conns[key]; c != nil {
-		return c, nil
-	}
-	c, err := p.links.DialGRPC(plane, peerOf(proc, address), options...)
-	if err != nil {
-		return nil, err
-	}
-	p.conns[key] = c
-	return c, nil
+	return c, true, err
 }
 
 // AskTerm asks a server of the region for its Raft term, for the leadership
