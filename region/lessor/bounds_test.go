@@ -167,3 +167,57 @@ func TestCommandsUnderWayAreBounded(t *testing.T) {
 		t.Errorf("the session's end was proposed as command %d, behind the revocations", expired)
 	}
 }
+
+// TestF22EndsOfSessionsLeaveRoom: sessions that end at once are proposed a few
+// hundred at a time, small commands together, and others get in between.
+func TestF22EndsOfSessionsLeaveRoom(t *testing.T) {
+	const few, many = 3, 10 * maxEnding
+	r := newRig(t, many) // due at one instant
+	for i := range many {
+		r.acquire(fmt.Sprintf("s%d", i), fmt.Sprintf("lock/%d", i))
+	}
+	for i := range few {
+		r.open(fmt.Sprintf("few%d", i), ttl-time.Duration(few-i)*ms)
+	}
+	for i := range few {
+		r.to(ttl - time.Duration(few-i)*ms)
+	}
+	if len(r.commands) != few {
+		t.Fatalf("%d commands at a time for %d sessions that end one after the other", len(r.commands), few)
+	}
+	for range few {
+		c := r.commands[0]
+		r.commands = r.commands[1:]
+		r.commit(c)
+	}
+	ended := map[string]bool{}
+	r.to(ttl)
+	for len(r.commands) > 0 {
+		under := 0
+		for _, c := range r.commands {
+			n := len(c.Command.GetExpire().GetSessionIds())
+			under += n
+			if n > maxEnded {
+				t.Fatalf("a command ends %d sessions", n)
+			}
+		}
+		if under > maxEnding {
+			t.Fatalf("%d sessions are being ended at a time", under)
+		}
+		if len(ended) == 0 && under+maxEnded <= maxEnding {
+			t.Errorf("%d sessions are being ended at a time, and %d wait", under, many-under)
+		}
+		c := r.commands[0]
+		r.commands = r.commands[1:]
+		for _, id := range c.Command.GetExpire().GetSessionIds() {
+			if ended[id] {
+				t.Errorf("%s is ended twice", id)
+			}
+			ended[id] = true
+		}
+		r.commit(c)
+	}
+	if len(ended) != many || r.m.View().Counts().Sessions != 0 {
+		t.Errorf("%d of %d sessions were ended", len(ended), many)
+	}
+}

@@ -143,6 +143,8 @@ type Lessor struct {
 	commands uint64
 	// expiries and backlog wait for their turn to be proposed.
 	expiries, backlog []*inflight
+	// ending is the weight of the expiries that are proposed.
+	ending int
 	// closed sessions of the events being applied.
 	closed []*session
 	out    Outbox

@@ -150,7 +150,7 @@ func (l *Lessor) Clone() *Lessor {
 		}
 		q := &inflight{
 			command: f.command, lease: copyLease(f.lease), end: f.end, waiter: copyWaiter(f.waiter), delay: copyDelay(f.delay),
-			settle: parts[f.settle], epoch: f.epoch,
+			settle: parts[f.settle], epoch: f.epoch, weight: f.weight,
 		}
 		for _, s := range f.sessions {
 			q.sessions = append(q.sessions, copySession(s))
@@ -198,7 +198,7 @@ func (l *Lessor) Clone() *Lessor {
 
 // AppendState appends a canonical form of all that bears on what the Lessor
 // will send or propose: two of one form behave alike for ever, but for the
-// numbers of commands and the instants of pushes. Instants are written relative
+// numbers of commands and the instants of pushes, while few sessions end at a time. Instants are written relative
 // to now, what is over as over. A deposed one, which is never ticked again and whose commands come to
 // nothing, is written without what bears on commands only. It is for a model
 // checker that takes the Outbox after each call.

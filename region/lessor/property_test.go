@@ -301,14 +301,14 @@ func TestCloneIsIndependent(t *testing.T) {
 // Whoever adds a field must think of Clone and AppendState.
 func TestModelKnowsEveryField(t *testing.T) {
 	for typ, want := range map[reflect.Type]int{
-		reflect.TypeFor[Lessor]():    28,
+		reflect.TypeFor[Lessor]():    29,
 		reflect.TypeFor[partition](): 17,
 		reflect.TypeFor[session]():   25,
 		reflect.TypeFor[lease]():     16,
 		reflect.TypeFor[stream]():    7,
 		reflect.TypeFor[arrival]():   4,
 		reflect.TypeFor[timer]():     10,
-		reflect.TypeFor[inflight]():  8,
+		reflect.TypeFor[inflight]():  9,
 		reflect.TypeFor[point]():     2,
 		reflect.TypeFor[waiter]():    6,
 		reflect.TypeFor[delay]():     6,

@@ -68,6 +68,7 @@ func (t *timers) Pop() any {
 type inflight struct {
 	command  *pb.Command
 	sessions []*session // Expire
+	weight   int        // of the sessions' end: see maxEnding
 	lease    *lease     // Revoke, EndRevocation
 	end      bool       // EndRevocation
 	waiter   *waiter    // EndWait
@@ -149,16 +150,17 @@ func (l *Lessor) Tick(now instant.Instant) {
 	}
 }
 
-// expire proposes the end of sessions, in batches of at most MaxRemovals
-// leases and sessions; a session with more is alone in its command.
+// expire proposes the end of sessions, in batches of at most maxEnded leases and
+// sessions; a session with more is alone in its command.
 func (l *Lessor) expire(sessions []*session) {
 	for len(sessions) > 0 {
 		leases, n := 0, 0
-		for n < len(sessions) && n < state.MaxRemovals {
-			leases += len(sessions[n].leases)
-			if n > 0 && leases > state.MaxRemovals {
+		for n < len(sessions) && n < maxEnded {
+			more := leases + len(sessions[n].leases)
+			if n > 0 && more > maxEnded {
 				break
 			}
+			leases = more
 			n++
 		}
 		batch := sessions[:n:n]
@@ -168,7 +170,7 @@ func (l *Lessor) expire(sessions []*session) {
 			s.expiring = true
 			ids[i] = s.id
 		}
-		l.propose(&pb.Command{Kind: &pb.Command_Expire{Expire: &pb.ExpireCommand{SessionIds: ids}}}, &inflight{sessions: batch})
+		l.propose(&pb.Command{Kind: &pb.Command_Expire{Expire: &pb.ExpireCommand{SessionIds: ids}}}, &inflight{sessions: batch, weight: min(max(n, leases), state.MaxRemovals)})
 	}
 }
 
@@ -190,13 +192,22 @@ func (l *Lessor) endRevocation(e *lease) {
 	}}}, &inflight{lease: e, end: true})
 }
 
+const (
+	// maxEnded bounds the leases and the sessions that one command ends.
+	maxEnded = state.MaxRemovals / 2
+	// maxEnding bounds them over the commands that end sessions and are proposed at
+	// a time: a command is applied in one piece, on every server, and when ten
+	// thousand sessions end at once, other commands must come in between.
+	maxEnding = state.MaxRemovals
+)
+
 // maxInflight bounds the commands that are proposed at a time, so that the end
 // of ten thousand offers at once fills nobody's queue.
 const maxInflight = 128
 
 // propose stamps a command with the term: under another leader it must do
 // nothing [F2]. Its turn comes when fewer than maxInflight are under way; ends of
-// sessions go first.
+// sessions go first, as far as maxEnding lets them.
 func (l *Lessor) propose(c *pb.Command, f *inflight) {
 	if l.over {
 		return
@@ -216,7 +227,7 @@ func (l *Lessor) propose(c *pb.Command, f *inflight) {
 func (l *Lessor) hand() {
 	for len(l.inflight) < maxInflight {
 		q := &l.expiries
-		if len(*q) == 0 {
+		if len(*q) == 0 || l.ending > 0 && l.ending+(*q)[0].weight > maxEnding {
 			q = &l.backlog
 		}
 		if len(*q) == 0 {
@@ -233,6 +244,7 @@ func (l *Lessor) hand() {
 			continue // it has ended meanwhile
 		}
 		l.commands++
+		l.ending += f.weight
 		l.inflight[l.commands] = f
 		l.out.Commands = append(l.out.Commands, Command{ID: l.commands, Command: f.command})
 	}
@@ -249,6 +261,7 @@ func (l *Lessor) CommandDone(now instant.Instant, id uint64, result *pb.CommandR
 		return
 	}
 	delete(l.inflight, id)
+	l.ending -= f.weight
 	defer l.hand()
 	if result.GetError().GetWrongTerm() != nil {
 		l.over = true

@@ -133,3 +133,34 @@ func BenchmarkExpire(b *testing.B) {
 		b.StartTimer()
 	}
 }
+
+// BenchmarkExpireSessions ends sessions of one lease each, as many as one command
+// may, of 20,000.
+func BenchmarkExpireSessions(b *testing.B) {
+	const n = 20_000
+	h := newOwner(b)
+	name := func(i int) string { return fmt.Sprintf("session-%016x", uint64(i)*0x9e3779b97f4a7c15) }
+	for i := range n {
+		h.ok(cmdOpen(name(i)))
+		h.ok(cmdAcquire(name(i), 1, fmt.Sprintf("lock/held-%08d", i)))
+	}
+	at := 0
+	b.ReportAllocs()
+	for b.Loop() {
+		b.StopTimer()
+		ids := make([]string, 0, MaxRemovals)
+		for range MaxRemovals {
+			ids = append(ids, name(at%n))
+			at++
+		}
+		h.m.View()
+		b.StartTimer()
+		h.m.Apply(h.index, testTerm, cmdExpire(ids...))
+		b.StopTimer()
+		for i, id := range ids {
+			h.ok(cmdOpen(id))
+			h.ok(cmdAcquire(id, 1, fmt.Sprintf("lock/held-%08d", at-MaxRemovals+i)))
+		}
+		b.StartTimer()
+	}
+}
