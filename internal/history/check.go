@@ -20,8 +20,9 @@ type Config struct {
 	// Clocks convert the leaders' instants; nil: the clocks of the history were
 	// beyond all bounds, and only what rests on no clock is checked.
 	Clocks Clocks
-	// Share of a validity's length that clients use, 0 means 1; where clock
-	// rates differ by ρ it is 1-2ρ.
+	// Share of a validity's length, on the clock of the server that gave it, for
+	// which a client may use it, 0 means 1. Where clock rates differ by ρ it is
+	// (1-2ρ)/(1-ρ): clients take 2ρ off, and count on clocks that may be slow.
 	Share float64
 	// Timeout bounds the search for an order of each lock's history; 0 means
 	// none.
@@ -77,9 +78,6 @@ func Check(h History, cfg Config) *Verdict {
 	}
 	v := &Verdict{Stuck: map[string]string{}, info: map[string]porcupine.LinearizationInfo{}, slots: map[string]int{}}
 	timed := cfg.Clocks != nil
-	if !timed {
-		cfg.Clocks = func(uint64, int64) time.Duration { return 0 }
-	}
 	p := listen(h, cfg.Clocks, cfg.Share)
 	if timed {
 		v.Violations = append(v.Violations, p.overlaps()...)

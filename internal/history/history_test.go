@@ -267,3 +267,36 @@ func TestSavedHistoriesAreReadBack(t *testing.T) {
 		t.Errorf("%+v", back)
 	}
 }
+
+// A leader's clock may be fast and a client's slow, each by ρ. What is left of a
+// validity is told by the newest pair of stamps, also of what was said before it.
+func TestBeliefByDriftingClocks(t *testing.T) {
+	const rho = 0.01
+	shown := func(at time.Duration) int64 { return int64(float64(at) * (1 + rho)) }
+	cfg := Config{Share: (1 - 2*rho) / (1 - rho), Clocks: func(_ uint64, at int64) time.Duration { return time.Duration(float64(at) / (1 + rho)) }}
+	s := start().granted("a", 1, 10)
+	ack := func(left time.Duration) {
+		a := &pb.Ack{SessionId: "a", SessionUntil: shown(s.now + time.Hour), ReceivedAt: shown(s.now), Complete: true, Held: []*pb.Held{{Resource: "lock/x", Token: 10}}}
+		if left > 0 {
+			a.Partitions = []*pb.PartitionEnd{{Until: a.ReceivedAt + int64(left)}}
+		}
+		s.heard("a", &pb.AttachResponse{Kind: &pb.AttachResponse_Ack{Ack: a}})
+	}
+	first := s.now
+	ack(time.Second)
+	believed := func(at time.Duration) bool {
+		h := s.h
+		h.Beliefs = []Belief{{At: at, Client: "a", Session: "a", Resource: "lock/x", Token: 10}}
+		return Check(h, cfg).OK()
+	}
+	if !believed(first+989*ms) || believed(first+990*ms) {
+		t.Errorf("of a second from %v: belief after 989 ms: %v, after 990 ms: %v", first, believed(first+989*ms), believed(first+990*ms))
+	}
+	s.wait(800 * ms)
+	second := s.now - first // of which the leader's clock has shown 1 % more
+	ack(0)
+	left := time.Duration(float64(time.Second-time.Duration(shown(second))) * cfg.Share)
+	if end := first + second + left; !believed(end-ms) || believed(end+ms) || end < first+989*ms {
+		t.Errorf("with a second stamp the end is at %v: belief before %v, after %v", end-first, believed(end-ms), believed(end+ms))
+	}
+}

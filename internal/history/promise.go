@@ -3,6 +3,7 @@ package history
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -28,10 +29,8 @@ type span struct {
 
 // promises is what clients were told, and so may believe.
 type promises struct {
-	clocks Clocks
-	// share of a validity's length that a client may use: less than 1 where
-	// clock rates differ.
-	share float64
+	clocks Clocks // nil: nothing that a clock shows is told
+	share  float64
 
 	clients map[string]*listener
 	spans   map[hold][]*span
@@ -46,24 +45,36 @@ type promises struct {
 // listener follows the streams of one client, as design §3 tells clients to.
 type listener struct {
 	term     uint64
-	streams  map[int]*heardStream
+	streams  map[streamTerm]*heardStream
 	sessions map[string]*heardSession
 }
 
+// streamTerm is what one leader says on a stream.
+type streamTerm struct {
+	stream int
+	term   uint64
+}
+
+// heardStream has instants as its leader's clock shows them: how long they are
+// from now for the client is told by the newest pair of stamps, also of what it
+// heard before.
 type heardStream struct {
-	// stamp is when the leader received the keepalive of the newest ack.
-	stamp time.Duration
+	term uint64
+	// stamp is when the leader received the keepalive of the newest ack, and shown
+	// what its clock showed then.
+	stamped bool
+	stamp   time.Duration
+	shown   int64
 	// parts are the ends of partitions by epoch.
-	parts map[uint64]time.Duration
+	parts map[uint64]int64
 }
 
 type heardSession struct {
-	// stream and term of the newest complete ack: what spoke before is out of
-	// date.
-	stream int
-	term   uint64
-	until  time.Duration
-	named  map[string]*heardToken
+	// current is where the newest complete ack came from: what spoke before is out
+	// of date.
+	current *heardStream
+	until   int64
+	named   map[string]*heardToken
 	// streamed are the tokens that a stream has named at some time. One that only
 	// an answer has named may be newer than a list of what is held.
 	streamed map[hold]bool
@@ -77,7 +88,7 @@ type heardSession struct {
 
 type heardToken struct {
 	token     uint64
-	until     time.Duration // its own end; Never: none
+	until     int64 // its own end; maximal: none
 	withdrawn bool
 }
 
@@ -119,7 +130,7 @@ func listen(h History, clocks Clocks, share float64) *promises {
 func (p *promises) listener(client string) *listener {
 	l := p.clients[client]
 	if l == nil {
-		l = &listener{streams: map[int]*heardStream{}, sessions: map[string]*heardSession{}}
+		l = &listener{streams: map[streamTerm]*heardStream{}, sessions: map[string]*heardSession{}}
 		p.clients[client] = l
 	}
 	return l
@@ -128,19 +139,31 @@ func (p *promises) listener(client string) *listener {
 func (l *listener) session(id string) *heardSession {
 	s := l.sessions[id]
 	if s == nil {
-		s = &heardSession{stream: -1, named: map[string]*heardToken{}, streamed: map[hold]bool{}, dead: map[string]uint64{}, live: map[hold]*span{}}
+		s = &heardSession{named: map[string]*heardToken{}, streamed: map[hold]bool{}, dead: map[string]uint64{}, live: map[hold]*span{}}
 		l.sessions[id] = s
 	}
 	return s
 }
 
-// end of an instant on a leader's clock, counted from its stamp.
-func (p *promises) end(term uint64, at int64, stamp time.Duration) time.Duration {
-	t := p.clocks(term, at)
-	if t <= stamp {
-		return t
+// end is the latest instant that a client may take for what the leader's clock
+// shows at the given one. What is left of it at the stamp, a client counts on a
+// clock that may be the slowest, from a keepalive that it sent before the stamp.
+func (p *promises) end(st *heardStream, at int64) time.Duration {
+	switch left := float64(at) - float64(st.shown); {
+	case p.clocks == nil:
+		return 0
+	case !st.stamped || left <= 0:
+		return p.clocks(st.term, at)
+	default:
+		return st.stamp + time.Duration(left*p.share)
 	}
-	return stamp + time.Duration(float64(t-stamp)*p.share)
+}
+
+// hears takes the stamp of an answer.
+func (p *promises) hears(st *heardStream, received int64) {
+	if p.clocks != nil && (!st.stamped || received > st.shown) {
+		st.stamped, st.stamp, st.shown = true, p.clocks(st.term, received), received
+	}
 }
 
 func (p *promises) promise(session string, until time.Duration) {
@@ -191,7 +214,9 @@ func (p *promises) answer(op *Op) {
 		return
 	}
 	l.saw(a.Term)
-	until := p.end(a.Term, a.Until, p.clocks(a.Term, a.ReceivedAt))
+	st := &heardStream{term: a.Term}
+	p.hears(st, a.ReceivedAt)
+	until := p.end(st, a.Until)
 	p.promise(op.Session, until)
 	p.believe(op.Return, op.Client, l.session(op.Session), op.granted(), until)
 }
@@ -206,10 +231,11 @@ func (p *promises) heard(m Message) {
 	if m.Heard.GetTerm() > l.term {
 		l.saw(m.Heard.GetTerm())
 	}
-	st := l.streams[m.Stream]
+	key := streamTerm{m.Stream, m.Heard.GetTerm()}
+	st := l.streams[key]
 	if st == nil {
-		st = &heardStream{parts: map[uint64]time.Duration{}}
-		l.streams[m.Stream] = st
+		st = &heardStream{term: key.term, parts: map[uint64]int64{}}
+		l.streams[key] = st
 	}
 	switch k := m.Heard.GetKind().(type) {
 	case *pb.AttachResponse_Ack:
@@ -221,13 +247,13 @@ func (p *promises) heard(m Message) {
 		until := k.Grant.GetHeld().GetUntil()
 		if until != 0 {
 			r := request{k.Grant.GetSessionId(), k.Grant.GetRequestId()}
-			p.offered[r] = max(p.offered[r], p.end(m.Heard.GetTerm(), until, st.stamp))
+			p.offered[r] = max(p.offered[r], p.end(st, until))
 		}
 		if k.Grant.GetPartition() != nil {
 			p.parts(m, l, st, []*pb.PartitionEnd{k.Grant.GetPartition()})
 		}
-		if s.stream == m.Stream && s.term == m.Heard.GetTerm() {
-			p.name(m, k.Grant.GetSessionId(), s, k.Grant.GetHeld(), st)
+		if s.current == st {
+			p.name(k.Grant.GetSessionId(), s, k.Grant.GetHeld())
 			p.renew(m, l, st)
 		}
 	case *pb.AttachResponse_Withdrawal:
@@ -243,7 +269,7 @@ func (p *promises) heard(m Message) {
 		h := hold{w.GetSessionId(), w.GetResource(), w.GetToken()}
 		s.dead[w.GetResource()] = max(s.dead[w.GetResource()], w.GetToken())
 		if sp := s.live[h]; sp != nil {
-			sp.to = min(sp.to, max(m.At, p.end(m.Heard.GetTerm(), w.GetUntil(), st.stamp)))
+			sp.to = min(sp.to, max(m.At, p.end(st, w.GetUntil())))
 		}
 	case *pb.AttachResponse_Ended:
 		p.sessionOver(m.At, m.Client, k.Ended.GetSessionId())
@@ -253,7 +279,7 @@ func (p *promises) heard(m Message) {
 func (p *promises) parts(m Message, l *listener, st *heardStream, ends []*pb.PartitionEnd) {
 	for _, e := range ends {
 		epoch := uint64(e.GetEpoch())
-		st.parts[epoch] = max(st.parts[epoch], p.end(m.Heard.GetTerm(), e.GetUntil(), st.stamp))
+		st.parts[epoch] = max(st.parts[epoch], e.GetUntil())
 	}
 	p.renew(m, l, st)
 }
@@ -261,16 +287,15 @@ func (p *promises) parts(m Message, l *listener, st *heardStream, ends []*pb.Par
 func (p *promises) ack(m Message, l *listener, st *heardStream, a *pb.Ack) {
 	id := a.GetSessionId()
 	s := l.session(id)
-	current := s.stream == m.Stream && s.term == m.Heard.GetTerm()
-	if !current && !a.GetComplete() {
+	if s.current != st && !a.GetComplete() {
 		return
 	}
-	st.stamp = max(st.stamp, p.clocks(m.Heard.GetTerm(), a.GetReceivedAt()))
-	if !current {
-		s.stream, s.term, s.until, s.named = m.Stream, m.Heard.GetTerm(), 0, map[string]*heardToken{}
+	p.hears(st, a.GetReceivedAt())
+	if s.current != st {
+		s.current, s.until, s.named = st, 0, map[string]*heardToken{}
 	}
-	s.until = max(s.until, p.end(m.Heard.GetTerm(), a.GetSessionUntil(), st.stamp))
-	p.promise(id, s.until)
+	s.until = max(s.until, a.GetSessionUntil())
+	p.promise(id, p.end(st, s.until))
 	if a.GetComplete() {
 		listed := map[string]uint64{}
 		for _, h := range a.GetHeld() {
@@ -289,7 +314,7 @@ func (p *promises) ack(m Message, l *listener, st *heardStream, a *pb.Ack) {
 		}
 	}
 	for _, h := range a.GetHeld() {
-		p.name(m, id, s, h, st)
+		p.name(id, s, h)
 		if h.GetUntil() == 0 {
 			p.confirmed[hold{id, h.GetResource(), h.GetToken()}] = true
 		}
@@ -297,15 +322,15 @@ func (p *promises) ack(m Message, l *listener, st *heardStream, a *pb.Ack) {
 	p.parts(m, l, st, a.GetPartitions())
 }
 
-func (p *promises) name(m Message, id string, s *heardSession, h *pb.Held, st *heardStream) {
+func (p *promises) name(id string, s *heardSession, h *pb.Held) {
 	n := s.named[h.GetResource()]
 	if n != nil && (n.token > h.GetToken() || n.token == h.GetToken() && n.withdrawn) {
 		return
 	}
 	s.streamed[hold{id, h.GetResource(), h.GetToken()}] = true
-	until := Never
+	until := int64(math.MaxInt64)
 	if h.GetUntil() != 0 {
-		until = p.end(m.Heard.GetTerm(), h.GetUntil(), st.stamp)
+		until = h.GetUntil()
 	}
 	s.named[h.GetResource()] = &heardToken{token: h.GetToken(), until: until}
 }
@@ -313,15 +338,17 @@ func (p *promises) name(m Message, id string, s *heardSession, h *pb.Held, st *h
 // renew takes what the stream says by now for all that it has named.
 func (p *promises) renew(m Message, l *listener, st *heardStream) {
 	for id, s := range l.sessions {
-		if s.stream != m.Stream || s.term != m.Heard.GetTerm() {
+		if s.current != st {
 			continue
 		}
 		for resource, n := range s.named {
 			if n.withdrawn {
 				continue
 			}
-			until := min(s.until, n.until, st.parts[n.token>>epochShift])
-			p.believe(m.At, m.Client, s, hold{id, resource, n.token}, until)
+			until, ok := st.parts[n.token>>epochShift]
+			if ok {
+				p.believe(m.At, m.Client, s, hold{id, resource, n.token}, p.end(st, min(s.until, n.until, until)))
+			}
 		}
 	}
 }

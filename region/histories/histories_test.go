@@ -69,7 +69,7 @@ var scenarios = []scenario{
 	{name: "stale-leaders", kinds: []kind{blind, afar, cuts, lags, away, lates}, locks: 6, clocks: exact, share: 1, timed: true},
 	{name: "flapping", kinds: []kind{flaps, lags, away, tardy, kills, revokes, drains}, locks: 6, clocks: exact, share: 1, timed: true},
 	{name: "everything", kinds: []kind{kills, pauses, cuts, away, lates, stall, blind, afar, tardy, flaps, lags, revokes, loses, drains}, locks: 6, clocks: exact, share: 1, timed: true},
-	{name: "drift", kinds: []kind{cuts, blind, kills, away, lates, flaps, drains}, locks: 6, clocks: drifting(rho), share: 1 - 2*rho, timed: true},
+	{name: "drift", kinds: []kind{cuts, blind, kills, away, lates, flaps, drains}, locks: 6, clocks: drifting(rho), share: (1 - 2*rho) / (1 - rho), timed: true},
 	{name: "clocks-beyond-bounds", kinds: []kind{steps, cuts, blind, kills, revokes}, locks: 6, clocks: drifting(0.2)},
 }
 
