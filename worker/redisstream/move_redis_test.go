@@ -186,7 +186,7 @@ func compareScripts(t *testing.T, client redis.UniversalClient, seed uint64) {
 				continue
 			}
 			f.cursor, f.last = "", "99999999999999-0" // only what is new: the others are another feed's
-			messages, readErr := f.read(ctx, 2)
+			messages, _, readErr := f.read(ctx, 2)
 			wantIDs, _ := m.read(at, f.token, false, 0, 2)
 			if readErr != nil || len(messages) != len(wantIDs) {
 				t.Errorf("step %d, read at %d: %v, %v, want %v", i, at, messages, readErr, wantIDs)
@@ -438,7 +438,7 @@ func TestASealedMoveEndsByItself(t *testing.T) {
 	if err != nil || sent.Shard != mv.Dedicated || sent.Seq != 4 {
 		t.Fatalf("%+v, %v", sent, err)
 	}
-	if m, err := there.read(t.Context(), 10); err != nil || len(m) > 0 {
+	if m, _, err := there.read(t.Context(), 10); err != nil || len(m) > 0 {
 		t.Fatalf("%v, %v: handled before what was sent before it", m, err)
 	}
 	for _, m := range [][]worker.Message{first, next(t, f, 2)} {

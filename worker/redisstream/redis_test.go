@@ -461,3 +461,33 @@ func TestAHintWakesAFeed(t *testing.T) {
 		t.Errorf("%v", m)
 	}
 }
+
+// TestWhatIsThereIsReadWithoutAWait: a reply without entries that only says that
+// nothing is to be taken over, or that what was is gone, is no reason to wait for
+// more.
+func TestWhatIsThereIsReadWithoutAWait(t *testing.T) {
+	client := startServer(t).client()
+	source := newSource(t, client, func(cfg *Config) { cfg.Poll = time.Hour }) // and nobody hears its hints
+	produce(t, client, "a", 1)
+	f := open(t, source, 1)
+	if m := next(t, f, 10); len(m) != 1 {
+		t.Fatalf("got %v at first", seqs(m))
+	}
+	produce(t, client, "a", 2)
+	// Delivered by a call whose answer was lost, and deleted by somebody.
+	lost, err := client.XReadGroup(t.Context(), &redis.XReadGroupArgs{
+		Group: "workers", Consumer: consumer, Streams: []string{f.keys.stream, ">"}, Count: 10,
+	}).Result()
+	if err != nil || len(lost) != 1 || len(lost[0].Messages) != 2 {
+		t.Fatalf("lost %v: %v", lost, err)
+	}
+	for _, m := range lost[0].Messages {
+		if err := client.XDel(t.Context(), f.keys.stream, m.ID).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	produce(t, client, "a", 1)
+	if m := next(t, f, 10); len(m) != 1 || m[0].Seq != 4 {
+		t.Errorf("got %v behind entries that are gone, want 4", seqs(m))
+	}
+}

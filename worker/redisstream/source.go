@@ -164,7 +164,7 @@ func (f *Feed) Next(ctx context.Context, limit int) ([]worker.Message, error) {
 		if err := f.receive(ctx); err != nil {
 			return nil, err
 		}
-		messages, err := f.read(ctx, limit)
+		messages, more, err := f.read(ctx, limit)
 		if err != nil {
 			// It may have been delivered all the same: everything pending is looked
 			// at again, and nothing of it is in work.
@@ -174,7 +174,7 @@ func (f *Feed) Next(ctx context.Context, limit int) ([]worker.Message, error) {
 		if len(messages) > 0 {
 			return messages, nil
 		}
-		if f.cursor != "" {
+		if more {
 			continue
 		}
 		t := time.NewTimer(f.source.cfg.Poll)
@@ -189,23 +189,23 @@ func (f *Feed) Next(ctx context.Context, limit int) ([]worker.Message, error) {
 	}
 }
 
-// read takes over pending entries, or reads new ones.
-func (f *Feed) read(ctx context.Context, limit int) ([]worker.Message, error) {
+// read takes over pending entries, or reads new ones. more: there may be some
+// although none came.
+func (f *Feed) read(ctx context.Context, limit int) (messages []worker.Message, more bool, err error) {
 	from := []string{f.keys.stream, f.keys.parked, f.keys.arriving}
 	claiming := f.cursor != ""
 	var reply any
-	var err error
 	if claiming {
 		reply, err = f.run(ctx, claimScript, from, f.source.cfg.Group, consumer, f.cursor, limit)
 	} else {
 		reply, err = f.run(ctx, readScript, from, f.source.cfg.Group, consumer, limit, f.last)
 	}
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	cursor, messages, gone, arriving, err := decode(reply)
 	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", f.keys.stream, err)
+		return nil, false, fmt.Errorf("read %s: %w", f.keys.stream, err)
 	}
 	f.arriving = arriving
 	if len(gone) > 0 {
@@ -219,7 +219,7 @@ func (f *Feed) read(ctx context.Context, limit int) ([]worker.Message, error) {
 			f.cursor = ""
 		}
 	}
-	return messages, nil
+	return messages, claiming || len(gone) > 0, nil
 }
 
 // receive looks after the keys that are on their way to this shard, so that a
