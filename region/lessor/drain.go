@@ -77,7 +77,7 @@ func (l *Lessor) drain(p *partition) {
 	}
 	var moving []*lease
 	for _, s := range l.sessions {
-		for _, e := range s.leases {
+		for _, e := range s.leases.all() {
 			if e.partition == p && !e.revoked && !e.proposed {
 				moving = append(moving, e)
 			}

@@ -98,7 +98,8 @@ func (l *Lessor) lease(session, resource string) *lease {
 	if !ok {
 		return nil
 	}
-	return s.leases[resource]
+	e, _ := s.leases.get(resource)
+	return e
 }
 
 // granted takes a new token. What was handed over is named on the session's
@@ -112,7 +113,7 @@ func (l *Lessor) granted(ev state.LeaseGranted) {
 		return
 	}
 	l.unwait(s, ev.Request)
-	if old := s.leases[ev.Resource]; old != nil {
+	if old, ok := s.leases.get(ev.Resource); ok {
 		l.ended(old, state.EndDropped) // of an epoch that is dropped piece by piece
 	}
 	e := l.hold(s, ev.Resource, l.partition(ev.Partition), ev.Token)
@@ -230,7 +231,7 @@ func (l *Lessor) empty() {
 	for _, s := range l.closed {
 		switch {
 		case s.gone:
-		case len(s.leases) == 0:
+		case s.leases.len() == 0:
 			l.forget(s)
 		case !s.expiring:
 			left = append(left, s)

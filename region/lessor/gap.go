@@ -30,7 +30,7 @@ func (l *Lessor) ClockGap(now instant.Instant) {
 	for _, s := range l.sessions {
 		s.deadline = max(s.deadline, l.now.Add(s.ttl))
 		s.sendable = s.deadline // gated by checked [L2]
-		for _, e := range s.leases {
+		for _, e := range s.leases.all() {
 			l.promised(e)
 		}
 		for e := range s.offers {

@@ -193,10 +193,17 @@ type session struct {
 	// closing: closed in the state; leases are left to be emptied.
 	closing bool
 	gone    bool
-	leases  map[string]*lease
-	waiting map[uint64]*waiter
-	refs    map[*partition]int
-	// offers are unconfirmed.
+	// begun: the stream's first ack is sent; it names all tokens.
+	begun bool
+	// again: the client's hash matched nothing; the next ack is complete.
+	again bool
+	// ackDue: the newest covered keepalive of this stream, below, is to be answered.
+	ackDue bool
+
+	leases  small[string, *lease]
+	waiting map[uint64]*waiter // nil: none yet
+	refs    refs
+	// offers are unconfirmed; nil: none yet.
 	offers map[*lease]struct{}
 	// hash of the held tokens that are listed and not revoked, and changes how
 	// often it changed.
@@ -210,16 +217,11 @@ type session struct {
 	timer           *timer
 
 	stream *stream
-	// begun: the stream's first ack is sent; it names all tokens.
-	begun bool
 	// history of hash since the client's last confirmed point.
 	history []point
-	// again: the client's hash matched nothing; the next ack is complete.
-	again bool
 	// rename are confirmed offers to be told.
 	rename []*lease
 	// The newest covered keepalive of this stream.
-	ackDue      bool
 	ackSequence uint64
 	ackAt       instant.Instant
 }
@@ -242,10 +244,10 @@ type lease struct {
 	assumed instant.Instant
 	// offerEnd is when an unconfirmed offer is revoked; 0: confirmed, or none.
 	offerEnd instant.Instant
-	revoked  bool
-	offer    bool // revoked, or being so, because it was not confirmed
 	// until is the end of the last validity sent before the revocation.
-	until instant.Instant
+	until   instant.Instant
+	revoked bool
+	offer   bool // revoked, or being so, because it was not confirmed
 	// proposed: a Revoke or EndRevocation is under way.
 	proposed bool
 	// moving: the Revoke that is proposed is a drain's.
@@ -262,7 +264,7 @@ type lease struct {
 type stream struct {
 	id       StreamID
 	sessions map[*session]struct{}
-	refs     map[*partition]int
+	refs     refs
 	closed   bool
 	timer    *timer // of the pushes
 	// unnamed leases wait for the next push, and may have ended meanwhile.
@@ -385,7 +387,7 @@ func (l *Lessor) HeadLease(now instant.Instant, name string, epoch fence.Epoch, 
 	}
 	// Do not let clients wait for the next push after a lapse.
 	for _, st := range l.streams {
-		if st.refs[p] > 0 {
+		if n, _ := st.refs.get(p); n > 0 {
 			l.push(st, p)
 		}
 	}
@@ -445,9 +447,9 @@ func (l *Lessor) Stats() Stats {
 		if s.expiring {
 			st.Expiring++
 		}
-		st.Leases += len(s.leases)
+		st.Leases += s.leases.len()
 		st.Offers += len(s.offers)
-		for _, e := range s.leases {
+		for _, e := range s.leases.all() {
 			if e.revoked {
 				st.Revocations++
 			}

@@ -43,8 +43,22 @@ func (l *Lessor) Clone() *Lessor {
 		}
 		q := *t
 		due[t] = &q
-		q.session, q.stream, q.lease, q.retry = copySession(t.session), copyStream(t.stream), copyLease(t.lease), copyCommand(t.retry)
-		q.waiter, q.delay, q.settle = copyWaiter(t.waiter), copyDelay(t.delay), parts[t.settle]
+		switch of := t.of.(type) {
+		case *session:
+			q.of = copySession(of)
+		case *stream:
+			q.of = copyStream(of)
+		case *lease:
+			q.of = copyLease(of)
+		case *inflight:
+			q.of = copyCommand(of)
+		case *waiter:
+			q.of = copyWaiter(of)
+		case *delay:
+			q.of = copyDelay(of)
+		case *partition:
+			q.of = parts[of]
+		}
 		return &q
 	}
 	copyWaiter = func(w *waiter) *waiter {
@@ -88,10 +102,9 @@ func (l *Lessor) Clone() *Lessor {
 		q.timer = copyTimer(e.timer)
 		return &q
 	}
-	copyRefs := func(refs map[*partition]int) map[*partition]int {
-		q := make(map[*partition]int, len(refs))
-		for p, n := range refs {
-			q[parts[p]] = n
+	copyRefs := func(of *refs) (q refs) {
+		for p, n := range of.all() {
+			q.set(parts[p], n)
 		}
 		return q
 	}
@@ -102,7 +115,7 @@ func (l *Lessor) Clone() *Lessor {
 		if q, ok := streams[st]; ok {
 			return q
 		}
-		q := &stream{id: st.id, closed: st.closed, refs: copyRefs(st.refs), sessions: make(map[*session]struct{}, len(st.sessions))}
+		q := &stream{id: st.id, closed: st.closed, refs: copyRefs(&st.refs), sessions: make(map[*session]struct{}, len(st.sessions))}
 		streams[st] = q
 		q.unknown, q.timer = maps.Clone(st.unknown), copyTimer(st.timer)
 		for s := range st.sessions {
@@ -122,13 +135,13 @@ func (l *Lessor) Clone() *Lessor {
 		}
 		q := *s
 		sessions[s] = &q
-		q.refs = copyRefs(s.refs)
+		q.refs = copyRefs(&s.refs)
 		q.history = slices.Clone(s.history)
 		q.stream = copyStream(s.stream)
 		q.timer, q.newest, q.covered = copyTimer(s.timer), copyArrival(s.newest), copyArrival(s.covered)
-		q.leases = make(map[string]*lease, len(s.leases))
-		for r, e := range s.leases {
-			q.leases[r] = copyLease(e)
+		q.leases = small[string, *lease]{}
+		for r, e := range s.leases.all() {
+			q.leases.set(r, copyLease(e))
 		}
 		q.waiting = make(map[uint64]*waiter, len(s.waiting))
 		for r, w := range s.waiting {
@@ -230,8 +243,8 @@ func (l *Lessor) AppendState(b []byte, now instant.Instant, deposed bool) []byte
 		} else {
 			u(0)
 		}
-		for _, r := range slices.Sorted(maps.Keys(s.leases)) {
-			e := s.leases[r]
+		for _, r := range slices.Sorted(s.leases.keys()) {
+			e, _ := s.leases.get(r)
 			b = append(append(b, r...), 0, flags(e.revoked, e.proposed, e.offerEnd != 0, e.offer, slices.Contains(s.rename, e), e.unnamed && s.begun, e.moving))
 			u(uint64(e.token))
 			u(left(e.until))
@@ -278,17 +291,17 @@ func (l *Lessor) AppendState(b []byte, now instant.Instant, deposed bool) []byte
 	for _, t := range l.timers {
 		switch t.kind {
 		case timerRetry:
-			due = append(due, t.retry.form(binary.AppendUvarint([]byte{1}, left(t.due))))
+			due = append(due, t.of.(*inflight).form(binary.AppendUvarint([]byte{1}, left(t.due))))
 		case timerRevocation:
-			if e := t.lease; !e.proposed {
+			if e := t.of.(*lease); !e.proposed {
 				due = append(due, appendLease(binary.AppendUvarint([]byte{3}, left(t.due)), e))
 			}
 		case timerWait:
-			due = append(due, appendWaiter(binary.AppendUvarint([]byte{5}, left(t.due)), t.waiter))
+			due = append(due, appendWaiter(binary.AppendUvarint([]byte{5}, left(t.due)), t.of.(*waiter)))
 		case timerDelay:
-			due = append(due, appendDelay(binary.AppendUvarint([]byte{6}, left(t.due)), t.delay))
+			due = append(due, appendDelay(binary.AppendUvarint([]byte{6}, left(t.due)), t.of.(*delay)))
 		case timerSettle:
-			due = append(due, append(binary.AppendUvarint([]byte{7}, left(t.due)), t.settle.name...))
+			due = append(due, append(binary.AppendUvarint([]byte{7}, left(t.due)), t.of.(*partition).name...))
 		case timerExpiry, timerOffer, timerPush: // follow from deadline and offerEnd; pushes: see above
 		}
 	}

@@ -307,7 +307,7 @@ func TestModelKnowsEveryField(t *testing.T) {
 		reflect.TypeFor[lease]():     16,
 		reflect.TypeFor[stream]():    7,
 		reflect.TypeFor[arrival]():   4,
-		reflect.TypeFor[timer]():     10,
+		reflect.TypeFor[timer]():     4,
 		reflect.TypeFor[inflight]():  9,
 		reflect.TypeFor[point]():     2,
 		reflect.TypeFor[waiter]():    6,

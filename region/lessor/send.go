@@ -25,9 +25,9 @@ func (l *Lessor) ack(s *session) {
 	m.kind.Ack = &m.ack
 	a := &m.ack
 	a.SessionId, a.Sequence, a.ReceivedAt, a.SessionUntil = s.id, s.ackSequence, int64(s.ackAt), int64(s.sendable)
-	a.Complete, a.Partitions = !s.begun || s.again, l.ends(s.refs)
+	a.Complete, a.Partitions = !s.begun || s.again, l.ends(&s.refs)
 	if a.Complete {
-		for _, e := range s.leases {
+		for _, e := range s.leases.all() {
 			if e.unnamed {
 				e.list()
 			}
@@ -51,7 +51,7 @@ func (l *Lessor) ack(s *session) {
 		slices.SortFunc(a.Held, func(x, y *pb.Held) int { return cmp.Compare(x.Resource, y.Resource) })
 	}
 	s.again, s.rename = false, nil
-	if n := len(a.Partitions); !a.Complete && n > 0 && n == len(s.stream.refs) {
+	if n := len(a.Partitions); !a.Complete && n > 0 && n == s.stream.refs.len() {
 		l.putOff(s.stream)
 	}
 	l.send(s.stream, &m.response)
@@ -69,12 +69,12 @@ func held(e *lease) *pb.Held {
 }
 
 // ends lists how far the head leases reach; it notes them as sent.
-func (l *Lessor) ends(refs map[*partition]int) []*pb.PartitionEnd {
-	if len(refs) == 0 {
+func (l *Lessor) ends(in *refs) []*pb.PartitionEnd {
+	if in.len() == 0 {
 		return nil
 	}
-	ends := make([]*pb.PartitionEnd, 0, len(refs))
-	for p := range refs {
+	ends := make([]*pb.PartitionEnd, 0, in.len())
+	for p := range in.all() {
 		if end := l.end1(p); end != nil {
 			ends = append(ends, end)
 		}
@@ -105,8 +105,8 @@ func (l *Lessor) push(st *stream, only *partition) {
 	if !l.checked {
 		return
 	}
-	if only == nil && len(st.refs) == 1 {
-		for p := range st.refs {
+	if only == nil && st.refs.len() == 1 {
+		for p := range st.refs.all() {
 			only = p
 		}
 	}
@@ -121,7 +121,7 @@ func (l *Lessor) push(st *stream, only *partition) {
 		l.send(st, only.push)
 		return
 	}
-	if ends := l.ends(st.refs); len(ends) > 0 {
+	if ends := l.ends(&st.refs); len(ends) > 0 {
 		l.send(st, &pb.AttachResponse{Kind: &pb.AttachResponse_Push{Push: &pb.PartitionPush{Partitions: ends}}})
 	}
 }

@@ -32,9 +32,9 @@ func (l *Lessor) StreamOpened(now instant.Instant, id StreamID) {
 	if _, ok := l.streams[id]; ok {
 		return
 	}
-	st := &stream{id: id, sessions: map[*session]struct{}{}, refs: map[*partition]int{}}
+	st := &stream{id: id, sessions: map[*session]struct{}{}}
 	l.streams[id] = st
-	st.timer = &timer{kind: timerPush, stream: st}
+	st.timer = &timer{kind: timerPush, of: st}
 	l.at(l.pushAt(l.now.Add(l.pushEvery())), st.timer)
 }
 
@@ -291,7 +291,7 @@ func (l *Lessor) Answer(now instant.Instant, id, resource string, token fence.To
 	if !ok || s.closing {
 		return nil, ErrNotHeld
 	}
-	e, ok := s.leases[resource]
+	e, ok := s.leases.get(resource)
 	if !ok || e.token != token || e.revoked {
 		return nil, ErrNotHeld
 	}

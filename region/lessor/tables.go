@@ -11,13 +11,10 @@ import (
 
 // open adds a session, with its full TTL.
 func (l *Lessor) open(s state.Session, now instant.Instant) *session {
-	q := &session{
-		id: s.ID, ttl: time.Duration(s.TTLMillis) * time.Millisecond,
-		leases: map[string]*lease{}, waiting: map[uint64]*waiter{}, refs: map[*partition]int{}, offers: map[*lease]struct{}{},
-	}
+	q := &session{id: s.ID, ttl: time.Duration(s.TTLMillis) * time.Millisecond}
 	q.deadline = now.Add(q.ttl)
 	l.sessions[q.id] = q
-	q.timer = &timer{kind: timerExpiry, session: q}
+	q.timer = &timer{kind: timerExpiry, of: q}
 	l.at(q.deadline, q.timer)
 	return q
 }
@@ -26,7 +23,7 @@ func (l *Lessor) open(s state.Session, now instant.Instant) *session {
 // names it.
 func (l *Lessor) hold(s *session, resource string, p *partition, token fence.Token) *lease {
 	e := &lease{resource: resource, token: token, session: s, partition: p}
-	s.leases[resource] = e
+	s.leases.set(resource, e)
 	p.leases++
 	l.refer(s, p, 1)
 	return e
@@ -42,8 +39,8 @@ func (e *lease) list() {
 // drop removes a lease from its session.
 func (l *Lessor) drop(e *lease) {
 	s := e.session
-	if s.leases[e.resource] == e {
-		delete(s.leases, e.resource)
+	if held, _ := s.leases.get(e.resource); held == e {
+		s.leases.remove(e.resource)
 	}
 	l.part(e)
 	l.stop(e.timer)
@@ -79,6 +76,9 @@ func (l *Lessor) offer(e *lease) { l.offerFrom(e, l.now) }
 // offerFrom counts that time from an instant.
 func (l *Lessor) offerFrom(e *lease, from instant.Instant) {
 	e.offerEnd = from.Add(min(e.session.ttl, l.cfg.ConfirmWithin))
+	if e.session.offers == nil {
+		e.session.offers = map[*lease]struct{}{}
+	}
 	e.session.offers[e] = struct{}{}
 	l.wake(e, timerOffer, e.offerEnd)
 }
@@ -86,7 +86,7 @@ func (l *Lessor) offerFrom(e *lease, from instant.Instant) {
 // wake sets a lease's one timer.
 func (l *Lessor) wake(e *lease, kind timerKind, due instant.Instant) {
 	if e.timer == nil {
-		e.timer = &timer{lease: e}
+		e.timer = &timer{of: e}
 	}
 	e.timer.kind = kind
 	l.at(due, e.timer)
@@ -94,15 +94,20 @@ func (l *Lessor) wake(e *lease, kind timerKind, due instant.Instant) {
 
 // refer counts what a session, and so its stream, has in a partition.
 func (l *Lessor) refer(s *session, p *partition, n int) {
-	count(s.refs, p, n)
+	s.refs.count(p, n)
 	if s.stream != nil {
-		count(s.stream.refs, p, n)
+		s.stream.refs.count(p, n)
 	}
 }
 
-func count(refs map[*partition]int, p *partition, n int) {
-	if refs[p] += n; refs[p] == 0 {
-		delete(refs, p)
+// refs counts what there is in each partition.
+type refs struct{ small[*partition, int] }
+
+func (r *refs) count(p *partition, n int) {
+	if before, _ := r.get(p); before+n != 0 {
+		r.set(p, before+n)
+	} else {
+		r.remove(p)
 	}
 }
 
@@ -130,8 +135,8 @@ func (l *Lessor) attach(s *session, st *stream) {
 	}
 	s.stream = st
 	st.sessions[s] = struct{}{}
-	for p, n := range s.refs {
-		count(st.refs, p, n)
+	for p, n := range s.refs.all() {
+		st.refs.count(p, n)
 	}
 }
 
@@ -140,8 +145,8 @@ func (l *Lessor) detach(s *session) {
 	if st == nil {
 		return
 	}
-	for p, n := range s.refs {
-		count(st.refs, p, -n)
+	for p, n := range s.refs.all() {
+		st.refs.count(p, -n)
 	}
 	delete(st.sessions, s)
 	for _, e := range st.unnamed {
@@ -174,7 +179,7 @@ func (l *Lessor) forget(s *session) {
 	l.detach(s)
 	l.depart(s)
 	l.stop(s.timer)
-	for _, e := range s.leases {
+	for _, e := range s.leases.all() {
 		l.part(e)
 		l.stop(e.timer)
 	}

@@ -10,33 +10,27 @@ import (
 	"github.com/headlease/headlease/region/state"
 )
 
-type timerKind int
+type timerKind uint8
 
 const (
-	timerExpiry timerKind = iota
-	timerPush
-	timerOffer
-	timerRevocation
-	timerRetry
-	timerWait
-	timerDelay
-	timerSettle
+	timerExpiry     timerKind = iota // of a *session
+	timerPush                        // *stream
+	timerOffer                       // *lease
+	timerRevocation                  // *lease
+	timerRetry                       // *inflight
+	timerWait                        // *waiter
+	timerDelay                       // *delay
+	timerSettle                      // *partition
 )
 
 // timer is due no later than what it waits for; one that is early is put back.
 // So a keepalive costs no work on the heap. Whatever a timer belongs to stops it
 // when it is gone: the heap holds nothing that has ended.
 type timer struct {
-	due     instant.Instant
-	at      int // place in the heap plus 1; 0: not in it
-	kind    timerKind
-	session *session
-	stream  *stream
-	lease   *lease
-	retry   *inflight
-	waiter  *waiter
-	delay   *delay
-	settle  *partition
+	due  instant.Instant
+	of   any   // a pointer to what it belongs to, as its kind says
+	at   int32 // place in the heap plus 1; 0: not in it
+	kind timerKind
 }
 
 // timers is a heap by due.
@@ -46,13 +40,13 @@ func (t timers) Len() int           { return len(t) }
 func (t timers) Less(i, j int) bool { return t[i].due < t[j].due }
 func (t timers) Swap(i, j int) {
 	t[i], t[j] = t[j], t[i]
-	t[i].at, t[j].at = i+1, j+1
+	t[i].at, t[j].at = int32(i+1), int32(j+1)
 }
 
 func (t *timers) Push(x any) {
 	e := x.(*timer)
 	*t = append(*t, e)
-	e.at = len(*t)
+	e.at = int32(len(*t))
 }
 
 func (t *timers) Pop() any {
@@ -81,7 +75,7 @@ type inflight struct {
 func (l *Lessor) at(due instant.Instant, t *timer) {
 	t.due = due
 	if t.at != 0 {
-		heap.Fix(&l.timers, t.at-1)
+		heap.Fix(&l.timers, int(t.at-1))
 		return
 	}
 	heap.Push(&l.timers, t)
@@ -89,7 +83,7 @@ func (l *Lessor) at(due instant.Instant, t *timer) {
 
 func (l *Lessor) stop(t *timer) {
 	if t != nil && t.at != 0 {
-		heap.Remove(&l.timers, t.at-1)
+		heap.Remove(&l.timers, int(t.at-1))
 	}
 }
 
@@ -114,7 +108,7 @@ func (l *Lessor) Tick(now instant.Instant) {
 		t := heap.Pop(&l.timers).(*timer)
 		switch t.kind {
 		case timerExpiry:
-			s := t.session
+			s := t.of.(*session)
 			switch {
 			case s.closing || s.expiring:
 			case s.deadline > l.now:
@@ -123,22 +117,22 @@ func (l *Lessor) Tick(now instant.Instant) {
 				expired = append(expired, s)
 			}
 		case timerPush:
-			l.push(t.stream, nil)
+			l.push(t.of.(*stream), nil)
 			l.at(l.pushAt(l.now.Add(l.pushEvery())), t)
 		case timerOffer:
-			unconfirmed = append(unconfirmed, t.lease)
+			unconfirmed = append(unconfirmed, t.of.(*lease))
 		case timerRevocation:
-			if e := t.lease; !e.proposed {
+			if e := t.of.(*lease); !e.proposed {
 				l.endRevocation(e)
 			}
 		case timerRetry:
-			l.again(t.retry)
+			l.again(t.of.(*inflight))
 		case timerWait:
-			l.endWait(t.waiter)
+			l.endWait(t.of.(*waiter))
 		case timerDelay:
-			l.endDelay(t.delay)
+			l.endDelay(t.of.(*delay))
 		case timerSettle:
-			l.settle(t.settle)
+			l.settle(t.of.(*partition))
 		}
 	}
 	l.expire(expired)
@@ -156,7 +150,7 @@ func (l *Lessor) expire(sessions []*session) {
 	for len(sessions) > 0 {
 		leases, n := 0, 0
 		for n < len(sessions) && n < maxEnded {
-			more := leases + len(sessions[n].leases)
+			more := leases + sessions[n].leases.len()
 			if n > 0 && more > maxEnded {
 				break
 			}
@@ -274,7 +268,7 @@ func (l *Lessor) CommandDone(now instant.Instant, id uint64, result *pb.CommandR
 		for _, s := range f.sessions {
 			switch {
 			case s.gone:
-			case len(s.leases) == 0 && s.closing:
+			case s.leases.len() == 0 && s.closing:
 				l.forget(s)
 			case s.closing:
 				left = append(left, s)
@@ -289,7 +283,7 @@ func (l *Lessor) CommandDone(now instant.Instant, id uint64, result *pb.CommandR
 		f.refused()
 	}
 	if f.open() {
-		l.at(l.now.Add(l.cfg.RetryAfter), &timer{kind: timerRetry, retry: f})
+		l.at(l.now.Add(l.cfg.RetryAfter), &timer{kind: timerRetry, of: f})
 		return
 	}
 	l.keep(f)

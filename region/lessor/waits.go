@@ -45,11 +45,14 @@ func (l *Lessor) wait(s *session, w state.Waiter) {
 		return
 	}
 	q := &waiter{session: s, request: w.Request, partition: l.partition(w.Partition)}
+	if s.waiting == nil {
+		s.waiting = map[uint64]*waiter{}
+	}
 	s.waiting[w.Request] = q
 	l.refer(s, q.partition, 1)
 	if w.WaitMillis > 0 {
 		q.length = time.Duration(w.WaitMillis) * time.Millisecond
-		q.timer = &timer{kind: timerWait, waiter: q}
+		q.timer = &timer{kind: timerWait, of: q}
 		l.at(l.now.Add(q.length), q.timer)
 	}
 }
@@ -78,7 +81,7 @@ func (l *Lessor) endWait(q *waiter) {
 func (l *Lessor) begin(resource, partition string, token fence.Token, length time.Duration, from instant.Instant) {
 	l.endedDelay(resource)
 	d := &delay{resource: resource, partition: partition, token: token, length: stretched(length)}
-	d.timer = &timer{kind: timerDelay, delay: d}
+	d.timer = &timer{kind: timerDelay, of: d}
 	l.delays[resource] = d
 	l.at(from.Add(d.length), d.timer)
 }
@@ -107,7 +110,7 @@ func (l *Lessor) adopted(p *partition, unsettled bool) {
 		return
 	}
 	if p.timer == nil {
-		p.timer = &timer{kind: timerSettle, settle: p}
+		p.timer = &timer{kind: timerSettle, of: p}
 	}
 	l.at(p.adopted.Add(stretched(settleAfter)), p.timer)
 }
