@@ -100,7 +100,7 @@ func (h *hasher) record(r register.Record) {
 }
 
 func (h *hasher) session(s *session) {
-	h.strs(s.id, string(s.secretHash), s.identity)
+	h.strs(s.id, string(s.secretHash[:]), s.identity)
 	h.nums(uint64(s.ttlMillis), s.lowest, uint64(len(s.labels)))
 	for _, k := range slices.Sorted(maps.Keys(s.labels)) {
 		h.strs(k, s.labels[k])

@@ -185,7 +185,7 @@ func (s *session) digest() uint64 {
 // hashFixed hashes what never changes of a session.
 func (s *session) hashFixed() uint64 {
 	h := hasher{d: xxhash.New()}
-	h.strs(s.id, string(s.secretHash), s.identity)
+	h.strs(s.id, string(s.secretHash[:]), s.identity)
 	h.nums(uint64(s.ttlMillis), uint64(len(s.labels)))
 	for _, k := range slices.Sorted(maps.Keys(s.labels)) {
 		h.strs(k, s.labels[k])

@@ -21,6 +21,7 @@
 package state
 
 import (
+	"crypto/sha256"
 	"errors"
 
 	"github.com/tidwall/btree"
@@ -196,7 +197,7 @@ func (p *partition) live() bool {
 type session struct {
 	gen        uint64
 	id         string
-	secretHash []byte
+	secretHash [sha256.Size]byte
 	ttlMillis  int64
 	identity   string
 	labels     map[string]string
@@ -211,11 +212,11 @@ type session struct {
 	waits  int
 	// seen holds the request ids from lowest up that were ever answered,
 	// queued or cancelled, as ranges first → last [F17].
-	seen btree.Map[uint64, uint64]
+	seen few[uint64, uint64]
 	// open holds the requests that wait or whose grant is still held.
-	open btree.Map[uint64, request]
+	open few[uint64, request]
 	// held resources.
-	held btree.Map[string, struct{}]
+	held few[string, struct{}]
 
 	// hash of the whole, of what never changes, and sums over seen and open.
 	hash, fixedHash, seenSum, openSum uint64
@@ -279,7 +280,7 @@ func (m *Machine) editSession(s *session) *session {
 	if s.gen != m.gen {
 		c := *s
 		s, c.gen = &c, m.gen
-		s.seen, s.open, s.held = *s.seen.Copy(), *s.open.Copy(), *s.held.Copy()
+		s.seen, s.open, s.held = s.seen.Copy(), s.open.Copy(), s.held.Copy()
 		m.sessions.Set(s.id, s)
 	}
 	if !s.dirty {

@@ -2,6 +2,7 @@ package state
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -237,8 +238,11 @@ func (l *loader) level(h *pb.SnapshotHeader) error {
 
 func (l *loader) session(p *pb.SnapshotSession) error {
 	m := l.m
+	if len(p.GetSecretHash()) != sha256.Size {
+		return fmt.Errorf("a secret's hash of %d bytes", len(p.GetSecretHash()))
+	}
 	s := &session{
-		gen: m.gen, id: p.GetId(), secretHash: p.GetSecretHash(), ttlMillis: p.GetTtlMs(), identity: p.GetIdentity(),
+		gen: m.gen, id: p.GetId(), secretHash: [sha256.Size]byte(p.GetSecretHash()), ttlMillis: p.GetTtlMs(), identity: p.GetIdentity(),
 		labels: p.GetLabels(), lowest: p.GetLowestOpenRequest(), closing: p.GetClosing(), orderly: p.GetOrderly(),
 	}
 	if s.orderly && (!s.closing || l.format < 2) {

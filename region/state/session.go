@@ -1,7 +1,6 @@
 package state
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"fmt"
 	"maps"
@@ -31,7 +30,7 @@ func (m *Machine) openSession(c *pb.OpenSessionCommand) *pb.CommandResult {
 		return failed(errOverloaded(fmt.Sprintf("the region has %d sessions; close some", m.sessions.Len())))
 	}
 	s := &session{
-		gen: m.gen, id: c.GetSessionId(), secretHash: bytes.Clone(c.GetSecretHash()), ttlMillis: c.GetTtlMs(),
+		gen: m.gen, id: c.GetSessionId(), secretHash: [sha256.Size]byte(c.GetSecretHash()), ttlMillis: c.GetTtlMs(),
 		identity: c.GetIdentity(), labels: maps.Clone(c.GetLabels()), lowest: 1, dirty: true,
 	}
 	s.fixedHash = s.hashFixed()
@@ -126,13 +125,7 @@ func (s *session) sawRequest(id uint64) bool {
 }
 
 // seenFloor returns the range of seen ids that begins at or before id.
-func (s *session) seenFloor(id uint64) (first, last uint64, ok bool) {
-	s.seen.Descend(id, func(f, l uint64) bool {
-		first, last, ok = f, l, true
-		return false
-	})
-	return first, last, ok
-}
+func (s *session) seenFloor(id uint64) (first, last uint64, ok bool) { return s.seen.Floor(id) }
 
 // remember adds a request id to the seen ones, or reports that there is no
 // room: the ids have too many gaps. s must be editable.

@@ -261,7 +261,7 @@ func recycled[T any](msgs []*T) []*T {
 }
 
 func (s *session) snapshot(p *pb.SnapshotSession) {
-	p.Id, p.SecretHash, p.TtlMs, p.Identity, p.Labels = s.id, s.secretHash, s.ttlMillis, s.identity, s.labels
+	p.Id, p.SecretHash, p.TtlMs, p.Identity, p.Labels = s.id, s.secretHash[:], s.ttlMillis, s.identity, s.labels
 	p.LowestOpenRequest, p.Closing, p.Orderly = s.lowest, s.closing, s.orderly
 	p.Requests, p.Seen = p.Requests[:0], p.Seen[:0]
 	s.open.Scan(func(id uint64, q request) bool {

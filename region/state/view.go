@@ -337,7 +337,7 @@ func (p *partition) export() Partition {
 
 func (s *session) export() Session {
 	return Session{
-		ID: s.id, SecretHash: s.secretHash, TTLMillis: s.ttlMillis, Identity: s.identity, Labels: s.labels,
+		ID: s.id, SecretHash: s.secretHash[:], TTLMillis: s.ttlMillis, Identity: s.identity, Labels: s.labels,
 		LowestOpen: s.lowest, Closing: s.closing, Held: s.held.Len(), Waiting: s.waits,
 	}
 }
