@@ -321,20 +321,34 @@ func TestI3AGapThatIsNoticedLate(t *testing.T) {
 // A leader that was deposed and does not know it counts down what it held, while
 // another one renews and tells clients so. Without another one it is wrong.
 func TestI3AnOldLeadersWordEndsNothing(t *testing.T) {
-	for next, want := range map[uint64]int{0: 1, 2: 0} {
+	for name, c := range map[string]struct {
+		// next is the term after until, which was heard of at heard, too.
+		next         uint64
+		until, heard int64
+		want         int
+	}{
+		"no other leader":                    {next: 1, until: 5300, want: 1},
+		"another one":                        {next: 2, until: 5300},
+		"another one, later than it is told": {next: 2, until: 5700, want: 1},
+		"another one, heard of before":       {next: 2, heard: 4990, until: 5700},
+		"another one, heard of long before":  {next: 2, heard: 4200, until: 5700, want: 1},
+	} {
 		r := quiet()
 		for i := range r.Answers {
 			a := &r.Answers[i]
 			switch {
 			case a.Region != "eu" || a.Asked < at(5000):
-			case a.Asked < at(5300):
+			case a.Asked < at(c.until):
 				a.Term, a.Says[0].Left = 1, 100*time.Millisecond
 			default:
-				a.Term = max(next, 1)
+				a.Term = c.next
 			}
 		}
-		if v := Check(r, nil); len(v.Violations) != want {
-			t.Errorf("then term %d: %v", next, v.Violations)
+		if c.heard > 0 {
+			r.Answers = append(r.Answers, Answer{Region: "eu", Asked: at(c.heard), Answered: at(c.heard + 5), Term: c.next})
+		}
+		if v := Check(r, nil); len(v.Violations) != c.want {
+			t.Errorf("%s: %v", name, v.Violations)
 		}
 	}
 }

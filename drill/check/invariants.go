@@ -98,7 +98,7 @@ func nested(r *Record) []Violation {
 		}
 	}
 	for i, a := range sorted {
-		if deposed(a, sorted[i+1:]) {
+		if deposed(a, sorted[:i], sorted[i+1:]) {
 			continue // another one may have renewed, and told clients so
 		}
 		for _, s := range a.Says {
@@ -147,18 +147,28 @@ func nested(r *Record) []Violation {
 // began anew.
 const gapNoticed = 2 * time.Second
 
-// unheard is the longest for which a leader that was deposed goes on as if it
-// led: it hears late of the one that was elected.
-const unheard = 2 * time.Second
+// unheard is the longest that a leader leads without being heard of: each server
+// of a region is asked every 75 ms, or 250 ms after it gave no answer. How long the
+// one before it goes on as if it led does not count.
+const unheard = 500 * time.Millisecond
 
 // deposed reports whether another one may have led when the leader of an answer
-// gave it; later are the answers to what was asked after it.
-func deposed(a Answer, later []Answer) bool {
+// gave it; before and later are the answers to what was asked before and after it.
+func deposed(a Answer, before, later []Answer) bool {
+	next := func(b Answer) bool { return b.Region == a.Region && b.Term > a.Term }
+	for _, b := range slices.Backward(before) {
+		if b.Asked < a.Asked.Add(-unheard) {
+			break
+		}
+		if next(b) {
+			return true
+		}
+	}
 	for _, b := range later {
 		if b.Asked > a.Answered.Add(unheard) {
-			return false
+			break
 		}
-		if b.Region == a.Region && b.Term > a.Term {
+		if next(b) {
 			return true
 		}
 	}
