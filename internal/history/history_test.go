@@ -268,6 +268,25 @@ func TestSavedHistoriesAreReadBack(t *testing.T) {
 	}
 }
 
+// An answer and a stream that speaks for a newer term may come at one instant: a
+// client that took the answer first believes it.
+func TestI3AnAnswerBesideANewerTerm(t *testing.T) {
+	s := start()
+	s.op(Op{Kind: Acquire, Client: "a", Session: "a", Request: 1, Lowest: 1, Answer: Answer{Granted: true, Token: 10, Until: int64(time.Second)}})
+	s.ack("a", time.Hour, 10)
+	m := &s.h.Messages[0]
+	m.At, m.Heard.Term = s.h.Ops[len(s.h.Ops)-1].Return, 2
+	m.Heard.GetAck().Partitions = nil
+	s.h.Beliefs = []Belief{{At: m.At + ms, Client: "a", Session: "a", Resource: "lock/x", Token: 10}}
+	if v := Check(s.h, Config{Clocks: clocks}); !v.OK() {
+		t.Errorf("at one instant: %v", v)
+	}
+	m.At -= ms / 2
+	if v := Check(s.h, Config{Clocks: clocks}); !strings.Contains(v.String(), "I3") {
+		t.Errorf("after the newer term: %v", v)
+	}
+}
+
 // A leader's clock may be fast and a client's slow, each by ρ. What is left of a
 // validity is told by the newest pair of stamps, also of what was said before it.
 func TestBeliefByDriftingClocks(t *testing.T) {

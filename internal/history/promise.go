@@ -101,26 +101,34 @@ func listen(h History, clocks Clocks, share float64) *promises {
 		session: map[string]time.Duration{}, confirmed: map[hold]bool{}, offered: map[request]time.Duration{},
 	}
 	type event struct {
-		at time.Duration
-		do func()
+		at   time.Duration
+		rank int
+		do   func()
 	}
+	// What came at one instant may have been taken in any order, and a stream may
+	// speak for a newer term than an answer: in this order most is believed.
+	const (
+		answers = iota
+		messages
+		ends
+	)
 	var events []event
 	for _, m := range h.Messages {
 		if m.Heard != nil {
-			events = append(events, event{m.At, func() { p.heard(m) }})
+			events = append(events, event{m.At, messages, func() { p.heard(m) }})
 		}
 	}
 	for _, op := range h.Ops {
 		switch {
 		case op.Kind == Release:
-			events = append(events, event{op.Call, func() { p.letGo(op.Call, op.Client, op.Session, op.Resource, op.Token) }})
+			events = append(events, event{op.Call, ends, func() { p.letGo(op.Call, op.Client, op.Session, op.Resource, op.Token) }})
 		case op.Kind == Close:
-			events = append(events, event{op.Call, func() { p.sessionOver(op.Call, op.Client, op.Session) }})
+			events = append(events, event{op.Call, ends, func() { p.sessionOver(op.Call, op.Client, op.Session) }})
 		case op.Kind == Acquire && op.Answer.Granted:
-			events = append(events, event{op.Return, func() { p.answer(op) }})
+			events = append(events, event{op.Return, answers, func() { p.answer(op) }})
 		}
 	}
-	slices.SortStableFunc(events, func(a, b event) int { return cmp.Compare(a.at, b.at) })
+	slices.SortStableFunc(events, func(a, b event) int { return cmp.Or(cmp.Compare(a.at, b.at), a.rank-b.rank) })
 	for _, e := range events {
 		e.do()
 	}
