@@ -30,7 +30,7 @@ const limit = 20 * time.Second
 func within(t *testing.T, name string) *exec.Cmd {
 	t.Helper()
 	if !*flagNetns {
-		t.Skip("makes network namespaces: run it by `make drills-netns`")
+		t.Skip("makes network namespaces: run it by `make netns`, as `make test` does")
 	}
 	self, err := os.Executable()
 	if err != nil {
