@@ -24,7 +24,9 @@
 //     server: bytes wait, and connections that waited over 3 s are reset.
 //   - stall: each write of one disk waits, for less or for more than the
 //     watchdog allows. With a cut of the same server it is what leaves a leader
-//     that does not know that it is none: its main loop hangs in the write.
+//     that does not know that it is none: its main loop hangs in the write. That
+//     is so where a leader writes before it sends, as with every other seed; with
+//     the others it sends first, as shipped (docs/decisions/0175).
 //   - drain: a planned transfer is begun and taken back.
 //   - flap: leadership is transferred every 100 ms.
 //   - lag: what a server proposes, and what its leadership checks say, reaches

@@ -242,7 +242,8 @@ func (n *nemesis) stall() {
 }
 
 // blindLeader hangs a leader's main loop in a write, so that it does not find
-// out that it has lost the others, who elect another.
+// out that it has lost the others, who elect another; where it sends first, the
+// others have what it wrote last, and it finds out.
 func (n *nemesis) blindLeader() {
 	p := n.w.leader()
 	if p == nil {

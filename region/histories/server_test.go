@@ -88,6 +88,7 @@ func (s *server) open() *process {
 			w.work.Go(func() { s.bounce(time.Second) })
 		},
 		SnapshotInterval: 500 * time.Millisecond, SnapshotThreshold: 100, TrailingLogs: 50,
+		StoreFirst: w.seed%2 == 0,
 	})
 	if err != nil {
 		panic(fmt.Sprintf("open %s: %v", s.name, err))

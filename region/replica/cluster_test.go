@@ -288,6 +288,7 @@ type testDisk struct {
 	gate chan struct{} // closed: writes pass
 	fail error
 	ops  map[string]error // of one kind of operation
+	held map[string]chan struct{}
 }
 
 func newTestDisk() *testDisk {
@@ -302,9 +303,27 @@ func (d *testDisk) Before(op string) error {
 	if err == nil {
 		err = d.ops[op]
 	}
+	held := d.held[op]
 	d.mu.Unlock()
 	<-gate
+	if held != nil {
+		<-held
+	}
 	return err
+}
+
+// hangOp hangs one kind of operation until release is called.
+func (d *testDisk) hangOp(op string) (release func()) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	held := make(chan struct{})
+	d.held = map[string]chan struct{}{op: held}
+	return func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.held = nil
+		close(held)
+	}
 }
 
 func (d *testDisk) hang() {

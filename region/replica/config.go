@@ -133,6 +133,9 @@ type Config struct {
 	// TransportTimeout bounds a Raft dial and each Raft call; default 1.5 s. A
 	// peer that vanished silently blocks its heartbeat for this long.
 	TransportTimeout time.Duration
+	// StoreFirst has a leader write an entry before it sends it: for tests of what a
+	// leader does whose main loop hangs in a write.
+	StoreFirst bool
 	// StopTimeout bounds each step of an orderly stop; default 5 s.
 	StopTimeout time.Duration
 

@@ -30,15 +30,17 @@
 //   - The log behind the snapshots is removed in pieces, between appends, so that
 //     a crash leaves no gap [F36], and not while a server that lags within bounds
 //     needs it [F37].
+//   - An entry is committed only when it is on the disks of a majority of the
+//     voters, the leader's among them, which sends an entry before it writes it.
 //   - A store call that hangs makes the pulse stale within min(D/2, 1.5 s) and
 //     ends the process after Config.StoreLimit [F30]. A store call that fails
 //     stops the server.
 //
 // # Threads
 //
-// Raft: its main loop (elections, appends, store writes), the FSM goroutine
+// Raft: its main loop (elections, appends, a follower's store writes), the FSM goroutine
 // (state.Machine.Apply, Observer.Applied), the snapshot goroutine, and a few per
 // peer. Ours, all owned by Run: leadership watch, proposer, one waiter per entry
-// in flight, leadership check, pulse, compactor (asks how far the others are) and
+// in flight, a leader's writer while it has something to write, leadership check, pulse, compactor (asks how far the others are) and
 // its worker (has snapshots written, shortens the log), watchdog.
 package replica

@@ -16,9 +16,8 @@ const watchTick = 100 * time.Millisecond
 // seam, reports the first failed write, and knows which calls are running, so
 // that the watchdog can end a process whose disk hangs.
 //
-// hashicorp/raft writes from its main loop and stays leader, with calm
-// followers, while such a write hangs [F30]; the blocked goroutine cannot help
-// itself.
+// hashicorp/raft stays leader, with calm followers, while such a write hangs
+// [F30]; the blocked goroutine cannot help itself.
 type guard struct {
 	disk Disk
 	// failed is told the first write error. After a failed fsync nobody knows what

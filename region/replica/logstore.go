@@ -24,12 +24,13 @@ const (
 	trimPiece = 4096
 )
 
-// logStore is Raft's log: the newest entries in memory, all of them on disk, with
-// their size known. Raft itself removes entries only when they conflict with a
+// logStore is Raft's log: the newest entries in memory, all of them on disk, or, of
+// a leader, on their way there (lateLog), with their size known. Raft itself removes entries only when they conflict with a
 // leader's and when a snapshot is installed; the prefix behind a snapshot is
 // removed by trim.
 type logStore struct {
 	*raft.LogCache
+	late *lateLog
 	disk raft.LogStore
 
 	mu sync.Mutex
@@ -48,11 +49,15 @@ var (
 // newLogStore wraps a log whose present entries take up old bytes, and keeps the
 // newest cached ones in memory.
 func newLogStore(disk raft.LogStore, cached int, old uint64) (*logStore, error) {
-	cache, err := raft.NewLogCache(cached, disk)
+	late, err := newLateLog(disk)
 	if err != nil {
 		return nil, err
 	}
-	l := &logStore{LogCache: cache, disk: disk}
+	cache, err := raft.NewLogCache(cached, late)
+	if err != nil {
+		return nil, err
+	}
+	l := &logStore{LogCache: cache, late: late, disk: disk}
 	first, err := disk.FirstIndex()
 	if err != nil {
 		return nil, err
@@ -88,6 +93,14 @@ func sealedBytes(dir string, segment int64) (uint64, error) {
 		}
 	}
 	return uint64(max(sum-segment, 0)), nil
+}
+
+// GetLog reads an entry.
+func (l *logStore) GetLog(index uint64, log *raft.Log) error {
+	if err := l.late.seen(index); err != nil {
+		return err
+	}
+	return l.LogCache.GetLog(index, log)
 }
 
 // StoreLog stores an entry.

@@ -109,6 +109,9 @@ func Open(ctx context.Context, cfg Config) (*Replica, error) {
 		rf := r.raft.Load()
 		return rf != nil && rf.State() == raft.Leader
 	}
+	if !cfg.StoreFirst {
+		r.stores.logs.late.leads = r.commitsWithOthers
+	}
 	if r.isReady {
 		close(r.ready)
 	}
@@ -246,6 +249,26 @@ func (r *Replica) Servers() []Server {
 		out = append(out, Server{Name: string(s.Address), RaftID: string(s.ID), Voter: s.Suffrage == raft.Voter})
 	}
 	return out
+}
+
+// commitsWithOthers reports whether this server leads a group in which an entry
+// commits only with another server's answer.
+func (r *Replica) commitsWithOthers() bool {
+	rf := r.raft.Load()
+	if rf == nil || rf.State() != raft.Leader {
+		return false
+	}
+	f := rf.GetConfiguration()
+	if f.Error() != nil {
+		return false
+	}
+	voters := 0
+	for _, s := range f.Configuration().Servers {
+		if s.Suffrage == raft.Voter {
+			voters++
+		}
+	}
+	return voters > 1
 }
 
 // Stats is what status shows of this server.

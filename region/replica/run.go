@@ -123,13 +123,13 @@ func (r *Replica) runRaft(ctx, parts context.Context, wg *sync.WaitGroup) error 
 	if err := r.stores.reconcile(); err != nil {
 		return fmt.Errorf("data directory %s: %w", r.cfg.DataDir, err)
 	}
-	trans := transport{raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
+	trans := transport{NetworkTransport: raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
 		ServerAddressProvider: byID{},
 		Logger:                r.hlog.Named("transport"),
 		Stream:                r.layer,
 		MaxPool:               maxPool,
 		Timeout:               r.cfg.TransportTimeout,
-	})}
+	}), onDisk: r.stores.logs.late.onDisk, stopped: r.stopped}
 	trans.TimeoutScale = installScale
 	rf, err := raft.NewRaft(r.raftConfig(), r.fsm, r.stores.logs, r.stores.stable, r.stores.snaps, trans)
 	if err != nil {
@@ -173,6 +173,9 @@ func (r *Replica) runRaft(ctx, parts context.Context, wg *sync.WaitGroup) error 
 	select {
 	case err = <-down:
 	case <-time.After(r.cfg.StopTimeout):
+		err = errHung
+	}
+	if !errors.Is(err, errHung) && !r.stores.logs.late.settle(r.cfg.StopTimeout) {
 		err = errHung
 	}
 	close(r.stopped)

@@ -15,7 +15,16 @@ import (
 // that very sender would close the pipeline. A deposed leader then never
 // finishes Shutdown, and a leader to whom a follower once said no never
 // replicates to it again while heartbeats go on (docs/decisions/0011).
-type transport struct{ *raft.NetworkTransport }
+//
+// It also keeps a follower's answer from raft until the entries are on the own disk
+// (lateLog).
+type transport struct {
+	*raft.NetworkTransport
+	// onDisk waits for an entry to be on the own disk, until stop.
+	onDisk func(index uint64, stop <-chan struct{}) error
+	// stopped is closed when Raft has stopped.
+	stopped <-chan struct{}
+}
 
 var (
 	_ raft.WithPreVote = transport{}
@@ -29,18 +38,27 @@ func (t transport) AppendEntriesPipeline(id raft.ServerID, target raft.ServerAdd
 	if err != nil {
 		return nil, err
 	}
-	return newPipeline(in), nil
+	return newPipeline(in, t.onDisk), nil
+}
+
+// AppendEntries is replication outside a pipeline, and heartbeats.
+func (t transport) AppendEntries(id raft.ServerID, target raft.ServerAddress, args *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse) error {
+	if err := t.NetworkTransport.AppendEntries(id, target, args, resp); err != nil {
+		return err
+	}
+	return withheld(t.onDisk, t.stopped, args, resp)
 }
 
 type pipeline struct {
 	raft.AppendPipeline
+	onDisk func(index uint64, stop <-chan struct{}) error
 	out    chan raft.AppendFuture
 	closed chan struct{}
 	once   sync.Once
 }
 
-func newPipeline(in raft.AppendPipeline) *pipeline {
-	p := &pipeline{AppendPipeline: in, out: make(chan raft.AppendFuture), closed: make(chan struct{})}
+func newPipeline(in raft.AppendPipeline, onDisk func(uint64, <-chan struct{}) error) *pipeline {
+	p := &pipeline{AppendPipeline: in, onDisk: onDisk, out: make(chan raft.AppendFuture), closed: make(chan struct{})}
 	go p.forward()
 	return p
 }
@@ -55,6 +73,10 @@ func (p *pipeline) forward() {
 		case f := <-p.AppendPipeline.Consumer():
 			req, resp := f.Request(), f.Response()
 			last := !resp.Success || resp.Term > req.Term
+			if withheld(p.onDisk, p.closed, req, resp) != nil {
+				_ = p.AppendPipeline.Close()
+				return // the pipeline is closed, or its server stops
+			}
 			if last {
 				// First, so that the sender is free whatever the reader does next.
 				_ = p.AppendPipeline.Close()

@@ -87,7 +87,7 @@ func TestPipelineClosesWithItsReader(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				in := &stuckPipeline{done: make(chan raft.AppendFuture), closed: make(chan struct{})}
-				p := newPipeline(in)
+				p := newPipeline(in, nil)
 				sent := make(chan error, 1)
 				go func() { _, err := p.AppendEntries(nil, nil); sent <- err }()
 				in.done <- &answered{req: raft.AppendEntriesRequest{Term: 7}, resp: raft.AppendEntriesResponse{Term: 7, Success: true}}

@@ -1,0 +1,302 @@
+package replica
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	pb "github.com/headlease/headlease/proto/headlease/v1"
+)
+
+// gatedStore is a log in memory whose writes wait for the gate.
+type gatedStore struct {
+	*raft.InmemStore
+	gate  chan error // an error is the write's
+	wrote []int      // entries of each write
+}
+
+func (s *gatedStore) StoreLogs(logs []*raft.Log) error {
+	if err := <-s.gate; err != nil {
+		return err
+	}
+	s.wrote = append(s.wrote, len(logs))
+	return s.InmemStore.StoreLogs(logs)
+}
+
+// lateStore returns a log with entries 1 to 3 on its disk.
+func lateStore(t *testing.T) (*logStore, *gatedStore) {
+	t.Helper()
+	disk := &gatedStore{InmemStore: raft.NewInmemStore(), gate: make(chan error)}
+	if err := disk.InmemStore.StoreLogs(entries(1, 3, 1)); err != nil {
+		t.Fatal(err)
+	}
+	l, err := newLogStore(disk, 16, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l, disk
+}
+
+// blocks reports whether f waits for the disk; it must end once release has run.
+func blocks(t *testing.T, f func(), release func()) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() { defer close(done); f() }()
+	synctest.Wait()
+	select {
+	case <-done:
+		t.Error("did not wait for the disk")
+	default:
+	}
+	release()
+	<-done
+}
+
+// TestLeaderStoresLate: a leader's entries are there before they are on disk, are
+// written as they gather, and count as on disk only then.
+func TestLeaderStoresLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, disk := lateStore(t)
+		l.late.leads = func() bool { return true }
+		for _, e := range [][2]uint64{{4, 4}, {5, 6}, {7, 7}} {
+			if err := l.StoreLogs(entries(e[0], e[1], 1)); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait() // the first is being written
+		}
+		var e raft.Log
+		if err := l.GetLog(7, &e); err != nil || e.Index != 7 {
+			t.Errorf("entry 7: %v, %v", e.Index, err)
+		}
+		if last, err := l.LastIndex(); last != 7 || err != nil {
+			t.Errorf("last %d, %v", last, err)
+		}
+		if err := l.late.onDisk(3, nil); err != nil {
+			t.Error(err)
+		}
+		stop := make(chan struct{})
+		close(stop)
+		if err := l.late.onDisk(4, stop); !errors.Is(err, errLateStopped) {
+			t.Errorf("entry 4 counts as on disk: %v", err)
+		}
+		blocks(t, func() {
+			if err := l.late.onDisk(4, nil); err != nil {
+				t.Error(err)
+			}
+		}, func() { disk.gate <- nil })
+		blocks(t, func() {
+			if err := l.late.onDisk(7, nil); err != nil {
+				t.Error(err)
+			}
+		}, func() { disk.gate <- nil })
+		if !l.late.settle(time.Second) || len(disk.wrote) != 2 {
+			t.Errorf("writes of %v entries", disk.wrote)
+		}
+	})
+}
+
+// TestOnlyALeaderSeesWhatIsNotOnDisk: what a deposed leader finds in its log, by
+// which it answers the next one, is on its disk; so is what it stores or removes
+// after that, and what changes the group.
+func TestOnlyALeaderSeesWhatIsNotOnDisk(t *testing.T) {
+	for name, f := range map[string]func(*logStore) error{
+		"read":   func(l *logStore) error { return l.GetLog(4, new(raft.Log)) },
+		"store":  func(l *logStore) error { return l.StoreLogs(nil) },
+		"remove": func(l *logStore) error { return l.DeleteRange(4, 4) },
+		"group": func(l *logStore) error {
+			l.late.leads = func() bool { return true }
+			return l.StoreLogs([]*raft.Log{{Index: 5, Term: 1, Type: raft.LogConfiguration}})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l, disk := lateStore(t)
+				leads := true
+				l.late.leads = func() bool { return leads }
+				if err := l.StoreLogs(entries(4, 4, 1)); err != nil {
+					t.Fatal(err)
+				}
+				leads = false
+				if name == "store" {
+					f = func(l *logStore) error { return l.StoreLogs(entries(5, 5, 2)) }
+				}
+				blocks(t, func() {
+					if err := f(l); err != nil {
+						t.Error(err)
+					}
+				}, func() {
+					disk.gate <- nil
+					if name == "store" || name == "group" {
+						disk.gate <- nil
+					}
+				})
+				want := map[string]uint64{"read": 4, "store": 5, "remove": 3, "group": 5}[name]
+				if last, _ := disk.LastIndex(); last != want || l.late.durable != want {
+					t.Errorf("last on disk %d, said to be %d, want %d", last, l.late.durable, want)
+				}
+			})
+		})
+	}
+}
+
+// TestFailedLateWrite: after a write that failed nothing counts as on disk, and
+// nothing more is stored.
+func TestFailedLateWrite(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, disk := lateStore(t)
+		leads := true
+		l.late.leads = func() bool { return leads }
+		if err := l.StoreLogs(entries(4, 4, 1)); err != nil {
+			t.Fatal(err)
+		}
+		broken := errors.New("broken")
+		blocks(t, func() {
+			if err := l.late.onDisk(4, nil); !errors.Is(err, broken) {
+				t.Errorf("entry 4: %v", err)
+			}
+		}, func() { disk.gate <- broken })
+		if err := l.StoreLogs(entries(5, 5, 1)); err == nil {
+			t.Error("a leader's entry was taken")
+		}
+		leads = false
+		if err := l.StoreLogs(entries(5, 5, 2)); err == nil {
+			t.Error("a follower's entry was taken")
+		}
+		if err := l.GetLog(4, new(raft.Log)); err == nil {
+			t.Error("the entry is shown to a new leader")
+		}
+		if !l.late.settle(time.Second) {
+			t.Error("still writing")
+		}
+	})
+}
+
+// TestNothingCommitsBeforeTheLeadersDisk: the others have an entry that the leader
+// has sent, and it is committed only when the leader has it on disk too.
+func TestNothingCommitsBeforeTheLeadersDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, newSimNet(), three, nil)
+		c.start()
+		n := c.setup()
+		time.Sleep(time.Second)
+		before := n.r.View().BallotRound()
+		n.disk.hang()
+		at := n.r.raft.Load().LastIndex()
+		type answer struct {
+			res *pb.CommandResult
+			err error
+		}
+		answers := make(chan answer, 1)
+		go func() {
+			res, err := n.r.Propose(context.Background(), ticket(0))
+			answers <- answer{res, err}
+		}()
+		time.Sleep(time.Second) // less than the watchdog's
+		if len(answers) != 0 {
+			t.Error("answered")
+		}
+		for _, f := range c.all() {
+			if got := f.r.View().BallotRound(); got != before {
+				t.Errorf("%s has applied it", f.name)
+			}
+			if f.r.raft.Load().LastIndex() <= at {
+				t.Errorf("%s does not have it: this test shows nothing", f.name)
+			}
+		}
+		n.disk.release()
+		if a := <-answers; a.err != nil || a.res.GetReserved() == nil {
+			t.Errorf("afterwards: %v, %v", a.res, a.err)
+		}
+		c.until("application", func() bool {
+			for _, f := range c.all() {
+				if f.r.View().BallotRound() == before {
+					return false
+				}
+			}
+			return true
+		})
+		c.stop()
+	})
+}
+
+// TestGroupOfOneStoresFirst: where the leader's copy alone commits, it is on disk
+// first.
+func TestGroupOfOneStoresFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, newSimNet(), three[:1], nil)
+		c.start()
+		n := c.setup()
+		before := n.r.View().BallotRound()
+		n.disk.hang()
+		answered := make(chan error, 1)
+		go func() { _, err := n.reserve(context.Background()); answered <- err }()
+		time.Sleep(time.Second)
+		if len(answered) != 0 || n.r.View().BallotRound() != before {
+			t.Error("committed by what is not on disk")
+		}
+		n.disk.release()
+		if err := <-answered; err != nil {
+			t.Error(err)
+		}
+		c.stop()
+	})
+}
+
+// TestDeposedLeaderAnswersFromDisk: a leader whose log hangs is deposed; the next
+// one commits nothing on the strength of its answers while that lasts.
+func TestDeposedLeaderAnswersFromDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, newSimNet(), three, nil)
+		c.start()
+		old := c.setup()
+		time.Sleep(time.Second)
+		release := old.disk.hangOp(opAppend)
+		ctx, cancel := context.WithCancel(context.Background())
+		lost := make(chan struct{})
+		go func() {
+			defer close(lost)
+			_, _ = old.reserve(ctx) // whatever becomes of it
+		}()
+		time.Sleep(50 * time.Millisecond) // the others have it
+		c.sim.isolate(old.name, true)
+		var next *node
+		c.until("another leader", func() bool {
+			for _, n := range c.all() {
+				if _, ok := n.r.Leading(); ok && n != old {
+					next = n
+				}
+			}
+			return next != nil
+		})
+		for _, n := range c.all() {
+			c.sim.isolate(n.name, n != old && n != next)
+		}
+		time.Sleep(300 * time.Millisecond)
+		began := time.Now()
+		answered := make(chan error, 1)
+		go func() { _, err := next.reserve(context.Background()); answered <- err }()
+		time.Sleep(700 * time.Millisecond)
+		select {
+		case err := <-answered:
+			if err == nil {
+				t.Errorf("committed after %v with the only other server's disk hanging", time.Since(began))
+			}
+		default:
+		}
+		release()
+		for _, n := range c.all() {
+			c.sim.isolate(n.name, false)
+		}
+		c.until("service", func() bool {
+			_, err := c.leader().reserve(context.Background())
+			return err == nil
+		})
+		cancel()
+		<-lost
+		c.stop()
+	})
+}
