@@ -38,7 +38,7 @@ const maxStreams = 4
 type Server struct {
 	pb.UnimplementedCallServiceServer
 	// Interceptors are those that a call passes which comes alone, the outermost
-	// first.
+	// first. Each may go on with the call once.
 	Interceptors []grpc.UnaryServerInterceptor
 
 	methods map[string]method
@@ -261,16 +261,27 @@ func (s *Server) answer(ctx context.Context, call *pb.Call) *pb.CallResult {
 
 // intercept is the chain of the interceptors.
 func (s *Server) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-	return chain(s.Interceptors, info, handler)(ctx, req)
+	c := &chain{left: s.Interceptors, info: info, handler: handler}
+	c.step = c.next
+	return c.next(ctx, req)
 }
 
-func chain(of []grpc.UnaryServerInterceptor, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) grpc.UnaryHandler {
-	if len(of) == 0 {
-		return handler
+// chain is a call's way through the interceptors, each of which goes on at most
+// once.
+type chain struct {
+	left    []grpc.UnaryServerInterceptor
+	info    *grpc.UnaryServerInfo
+	handler grpc.UnaryHandler
+	step    grpc.UnaryHandler // next, made once
+}
+
+func (c *chain) next(ctx context.Context, req any) (any, error) {
+	if len(c.left) == 0 {
+		return c.handler(ctx, req)
 	}
-	return func(ctx context.Context, req any) (any, error) {
-		return of[0](ctx, req, info, chain(of[1:], info, handler))
-	}
+	first := c.left[0]
+	c.left = c.left[1:]
+	return first(ctx, req, c.info, c.step)
 }
 
 func failed(call *pb.Call, err error) *pb.CallResult {
