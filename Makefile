@@ -174,7 +174,7 @@ chaos-orders: build bin/orders need-redis need-postgres ## the same with 200,000
 planted: ## broken rules, each built into the binary, are reported by a shipped drill under two seeds
 	go test -count=1 -timeout 60m -v -run 'TestPlanted$$' ./drill -planted $(or $(PLANTED),all)
 
-scale: ## 20,000 sessions in processes of their own outlive a killed leader, a rolling restart (PAUSE 4s after each server), a redeployment
+scale: ## 20,000 sessions in processes of their own outlive a killed leader, a rolling restart (PAUSE 4s after each server), a redeployment, which wakes each waiter once
 	go test -count=1 -v -timeout 20m -run TestManySessions ./internal/e2e -scale.sessions $(or $(SESSIONS),20000) -scale.pause $(or $(PAUSE),4s)
 
 scale-numbers: ## what 50 regions, 10,000 partitions and 1,000,000 sessions send and cost, from real messages and the shipped code

@@ -35,6 +35,8 @@ type scaleConfig struct {
 	Name                  string
 	Sessions, Connections int
 	TTL                   time.Duration
+	// Peer is the process for whose locks this one waits.
+	Peer string
 }
 
 // scaleReport is what a client process says after each command.
@@ -51,6 +53,11 @@ type scaleReport struct {
 	Closing int64 // milliseconds of a redeploy that went into closing
 	// CPU is the processor time that the process spent on the command.
 	CPU time.Duration
+	// Woken waiters of a wait, and Grants by how many times a waited-for lock was
+	// granted meanwhile, to anybody; Missed: not all of that was seen.
+	Woken  int
+	Grants map[int]int
+	Missed bool
 }
 
 // scaleClient runs one client process: commands come as lines, reports go out as
@@ -89,6 +96,10 @@ func scaleClient(raw string) error {
 				r.Closing = time.Since(began).Milliseconds()
 				err = p.open()
 			}
+		case "wait":
+			err = p.wait(watching)
+		case "waited":
+			p.waits.report(&r)
 		case "report":
 		case "close":
 			err = p.close()
@@ -107,6 +118,7 @@ func scaleClient(raw string) error {
 	}
 	stop()
 	work.Wait()
+	p.waits.work.Wait()
 	return nil
 }
 
@@ -124,6 +136,7 @@ type scaleProcess struct {
 
 	links   []*link.Links
 	clients []*client.Client
+	waits   scaleWaits
 
 	mu     sync.Mutex
 	leases map[*client.Lease]bool // false: lost

@@ -28,7 +28,8 @@ var scalePause = flag.Duration("scale.pause", 0, "pause of the rolling restart a
 // TestManySessionsOutliveTheServers: sessions in processes of their own, over
 // connections to all three servers, each with a lock: a killed leader, a rolling
 // restart of all servers, and the redeployment of half of the client processes
-// lose none of the others' leases. make scale runs it with 20,000.
+// lose none of the others' leases, and a redeployment wakes each waiter once. make
+// scale runs it with 20,000.
 func TestManySessionsOutliveTheServers(t *testing.T) {
 	const processes = 4
 	connections := max(*scaleSessions/200, 12)
@@ -39,6 +40,7 @@ func TestManySessionsOutliveTheServers(t *testing.T) {
 		remotes[i] = startScale(t, scaleConfig{
 			Dir: c.Dir(), Name: fmt.Sprint("p", i), TTL: 10 * time.Second,
 			Sessions: *scaleSessions / processes, Connections: connections / processes,
+			Peer: fmt.Sprint("p", (i+processes/2)%processes),
 		})
 	}
 	all := func(what string, who ...*scaleRemote) {
@@ -96,10 +98,65 @@ func TestManySessionsOutliveTheServers(t *testing.T) {
 	}
 	all("report", remotes...)
 
+	waiting := remotes[processes/2:]
+	all("wait", waiting...)
+	c.waiters(len(waiting) * waitersOf(*scaleSessions/processes))
 	all("redeploy", remotes[:processes/2]...)
+	c.waiters(0)
+	for _, r := range waiting {
+		r.wokenOnce(t)
+	}
 	all("report", remotes...)
 	c.quiet(t, 11*time.Second) // a lost keepalive shows after a TTL
 	all("report", remotes...)
+}
+
+// waiters waits until so many wait in the region's queues.
+func (c *cluster) waiters(want int) {
+	c.t.Helper()
+	ctx := within(c.t, stepTimeout)
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		st, err := c.admin.RegionStatus(ctx, "eu-frankfurt")
+		if err == nil && st.GetWaiters() == uint64(want) {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			c.t.Fatalf("%d wait, want %d: %v", st.GetWaiters(), want, err)
+		case <-tick.C:
+		}
+	}
+}
+
+// wokenOnce checks that each of the process's waiters was woken, and that the
+// locks they waited for were granted to them and to their next holders, and to
+// nobody else meanwhile.
+func (r *scaleRemote) wokenOnce(t *testing.T) {
+	t.Helper()
+	n := waitersOf(r.cfg.Sessions)
+	ctx := within(t, stepTimeout)
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	got := r.do("waited")
+	for !got.Missed && got.Error == "" && got.Grants[0]+got.Grants[1] > 0 { // the watch comes later
+		select {
+		case <-ctx.Done():
+			t.Fatalf("waiters of %s: %d of %d woken; locks by grants since: %v", r.cfg.Name, got.Woken, n, got.Grants)
+		case <-tick.C:
+			got = r.do("waited")
+		}
+	}
+	t.Logf("waiters of %s: %d of %d woken; locks by grants since: %v", r.cfg.Name, got.Woken, n, got.Grants)
+	if got.Error != "" || got.Woken != n {
+		t.Errorf("waiters of %s: %d of %d were woken: %s", r.cfg.Name, got.Woken, n, got.Error)
+	}
+	if got.Missed {
+		t.Logf("the watch of %s began again: what it saw says nothing", r.cfg.Name)
+	} else if got.Grants[2] != n {
+		t.Errorf("locks that %s waited for, by how often they were granted: %v, want %d twice", r.cfg.Name, got.Grants, n)
+	}
 }
 
 // quiet lets the cluster run for a time and logs what its servers spent.
