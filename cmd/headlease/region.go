@@ -129,6 +129,7 @@ func runRegion(ctx context.Context, a *app, f clusterfile.File, faults string, d
 	if err != nil {
 		return err
 	}
+	defer followLoad()()
 	return s.Run(ctx)
 }
 
