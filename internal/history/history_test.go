@@ -159,6 +159,8 @@ func TestHistoriesThatTheDesignAllows(t *testing.T) {
 			queued("b", 1, 0).lasting(60*ms).fact(Fact{Kind: Queued, Session: "b", Request: 1}).get("a", 10, 2).release("a", 10, OK).
 			fact(Fact{Kind: Granted, Session: "c", Request: 1, Token: 11, Offered: true}).get("c", 11, 1),
 		"an offer that meets its session's Close": offeredInClose(),
+		"a try of before a drain, repeated in it": start().granted("a", 1, 10).lost(Op{Kind: Acquire, Session: "b", Request: 1, Lowest: 1}).
+			fact(Fact{Kind: DrainBegun}).acquire("b", 1, false, Answer{Busy: true, Token: 10}),
 	} {
 		if v := Check(s.h, Config{Clocks: clocks}); !v.OK() {
 			t.Errorf("%s: %v", name, v)
@@ -200,6 +202,7 @@ func TestHistoriesThatTheDesignForbids(t *testing.T) {
 		"a confirmed offer that lapsed (F23)": start().granted("a", 1, 10).queued("b", 1, 0).queued("c", 1, 1).release("a", 10, OK).
 			offer("b", 1, 11).ack("b", time.Hour, 11).wait(2*time.Second).offer("c", 1, 12),
 		"a fact that nobody asked for": start().granted("a", 1, 10).fact(Fact{Kind: Ended, Session: "a", Token: 10, Reason: ByRelease}),
+		"a try in a drain":             start().granted("a", 1, 10).fact(Fact{Kind: DrainBegun}).acquire("b", 1, false, Answer{Busy: true, Token: 10}),
 		"a grant in a drain (F26)":     start().fact(Fact{Kind: DrainBegun}).granted("a", 1, 10),
 		"a hand-over in a drain (F26)": start().granted("a", 1, 10).queued("b", 1, 0).fact(Fact{Kind: DrainBegun}).release("a", 10, OK).
 			fact(Fact{Kind: Granted, Session: "b", Request: 1, Token: 11, Offered: true}),

@@ -278,7 +278,11 @@ func (l *lock) acquire(in *input) (bool, *lock) {
 		return l.busy(in) && (in.place == anySlot || l.places[in.place].by.session != in.Session), l
 	}
 	next, ok := l.request(in)
-	if !ok {
+	switch {
+	case ok:
+	case in.maybeClosed && l.draining: // so is one whose first try, of no answer, came before the drain
+		return l.busy(in), l
+	default:
 		return false, nil
 	}
 	switch i := next.held(r); {
