@@ -144,12 +144,18 @@ func (l *lateLog) flush() (err error) {
 	return err
 }
 
-var errLateStopped = errors.New("stopped before the entry was on the own disk")
+var (
+	errLateStopped = errors.New("stopped before the entry was on the own disk")
+	errLateRemoved = errors.New("the entry is not in the log any more")
+)
 
-// onDisk waits until the entry is on this server's disk.
+// onDisk waits until the entry is on this server's disk. A deposed leader's may
+// have been removed before the waiter looked: then nothing would wake it.
 func (l *lateLog) onDisk(index uint64, stop <-chan struct{}) (err error) {
 	if !l.wait(stop, func() bool {
-		err = l.err
+		if err = l.err; err == nil && index > l.durable && len(l.pending) == 0 {
+			err = errLateRemoved
+		}
 		return err != nil || l.durable >= index
 	}) {
 		return errLateStopped

@@ -175,6 +175,29 @@ func TestFailedLateWrite(t *testing.T) {
 	})
 }
 
+// TestWaiterOfARemovedEntry: who waits for an entry that was written and removed
+// before he looked is not left waiting.
+func TestWaiterOfARemovedEntry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, disk := lateStore(t)
+		leads := true
+		l.late.leads = func() bool { return leads }
+		if err := l.StoreLogs(entries(4, 4, 1)); err != nil {
+			t.Fatal(err)
+		}
+		leads = false
+		go func() { disk.gate <- nil }()
+		if err := l.DeleteRange(4, 4); err != nil {
+			t.Fatal(err)
+		}
+		stop := make(chan struct{})
+		time.AfterFunc(time.Second, func() { close(stop) })
+		if err := l.late.onDisk(4, stop); !errors.Is(err, errLateRemoved) {
+			t.Errorf("entry 4, which was removed: %v", err)
+		}
+	})
+}
+
 // TestNothingCommitsBeforeTheLeadersDisk: the others have an entry that the leader
 // has sent, and it is committed only when the leader has it on disk too.
 func TestNothingCommitsBeforeTheLeadersDisk(t *testing.T) {
