@@ -51,9 +51,12 @@ func (r *Replica) outcome(err error) error {
 		errors.Is(err, raft.ErrLeadershipTransferInProgress),
 		errors.Is(err, raft.ErrEnqueueTimeout):
 		return r.notLeader()
-	default:
-		return fmt.Errorf("%w: %w", ErrUnknown, err)
+	case errors.Is(err, raft.ErrLeadershipLost):
+		if failed := r.stores.guard.failure(); failed != nil { // this is why
+			return fmt.Errorf("%w: %w: %w", ErrUnknown, err, failed)
+		}
 	}
+	return fmt.Errorf("%w: %w", ErrUnknown, err)
 }
 
 func (r *Replica) notLeader() error {

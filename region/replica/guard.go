@@ -85,10 +85,15 @@ func (g *guard) piece(op string, f func() error) error {
 	return nil
 }
 
-func (g *guard) write(op string, f func() error) error {
+// failure is the first failed write, if any.
+func (g *guard) failure() error {
 	g.mu.Lock()
-	err := g.err
-	g.mu.Unlock()
+	defer g.mu.Unlock()
+	return g.err
+}
+
+func (g *guard) write(op string, f func() error) error {
+	err := g.failure()
 	if err != nil {
 		return err
 	}

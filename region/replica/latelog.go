@@ -21,6 +21,9 @@ type lateLog struct {
 	// leads reports whether this server leads a group in which its own copy alone
 	// commits nothing. Raft's main loop, which stores, is also what changes that.
 	leads func() bool
+	// failed is called once a leader's write has failed: raft has been told that the
+	// entries are stored, and learns the truth with the next ones only.
+	failed func()
 
 	mu sync.Mutex
 	// pending entries, in order and without a gap, are being written, or wait for
@@ -43,7 +46,7 @@ func newLateLog(in raft.LogStore) (*lateLog, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &lateLog{in: in, leads: func() bool { return false }, durable: last}, nil
+	return &lateLog{in: in, leads: func() bool { return false }, failed: func() {}, durable: last}, nil
 }
 
 // StoreLog stores an entry.
@@ -101,6 +104,11 @@ func (l *lateLog) write() {
 			}
 		}
 		l.tell()
+	}
+	if l.err != nil {
+		l.mu.Unlock()
+		l.failed()
+		l.mu.Lock()
 	}
 	l.writing = false
 	l.tell()

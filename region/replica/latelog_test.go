@@ -198,6 +198,37 @@ func TestWaiterOfARemovedEntry(t *testing.T) {
 	})
 }
 
+// TestFailedWriteEndsALeadership: a leader whose disk fails answers what is in
+// flight with the reason, and the others elect another as soon as they may.
+func TestFailedWriteEndsALeadership(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, newSimNet(), three, nil)
+		c.start()
+		n := c.setup()
+		time.Sleep(time.Second)
+		broken := errors.New("broken")
+		n.disk.failOp(opAppend, broken)
+		began := time.Now()
+		if _, err := n.reserve(context.Background()); !errors.Is(err, ErrUnknown) || !errors.Is(err, broken) {
+			t.Errorf("answered: %v", err)
+		}
+		if took := time.Since(began); took > 10*time.Millisecond {
+			t.Errorf("answered after %v", took)
+		}
+		if err := <-n.done; !errors.Is(err, broken) {
+			t.Errorf("ended: %v", err)
+		}
+		c.mu.Lock()
+		delete(c.nodes, n.name)
+		c.mu.Unlock()
+		c.leader()
+		if took, most := time.Since(began), 4*TimingLAN().Heartbeat; took > most {
+			t.Errorf("another leads after %v, want at most %v", took, most)
+		}
+		c.stop()
+	})
+}
+
 // TestNothingCommitsBeforeTheLeadersDisk: the others have an entry that the leader
 // has sent, and it is committed only when the leader has it on disk too.
 func TestNothingCommitsBeforeTheLeadersDisk(t *testing.T) {

@@ -110,7 +110,7 @@ func Open(ctx context.Context, cfg Config) (*Replica, error) {
 		return rf != nil && rf.State() == raft.Leader
 	}
 	if !cfg.StoreFirst {
-		r.stores.logs.late.leads = r.commitsWithOthers
+		r.stores.logs.late.leads, r.stores.logs.late.failed = r.commitsWithOthers, r.resign
 	}
 	if r.isReady {
 		close(r.ready)
@@ -269,6 +269,15 @@ func (r *Replica) commitsWithOthers() bool {
 		}
 	}
 	return voters > 1
+}
+
+// resign makes Raft store an entry, so that a leader whose disk has failed steps
+// down, answers what is in flight, and does not keep the others calm until it is
+// stopped.
+func (r *Replica) resign() {
+	if rf := r.raft.Load(); rf != nil {
+		rf.Barrier(r.cfg.StoreLimit) // its answer tells nobody anything
+	}
 }
 
 // Stats is what status shows of this server.
