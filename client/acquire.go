@@ -241,7 +241,7 @@ func (w *waiting) await(ctx context.Context) (outcome, error) {
 				return out, out.err
 			case <-w.elsewhere.found():
 				return outcome{}, w.elsewhere.notOwner(w.resource)
-			case <-time.After(max(pause, askedToWait(err))):
+			case <-time.After(spread(pause, askedToWait(err))):
 			}
 			continue
 		case errors.Is(err, ErrSessionExpired):
@@ -272,6 +272,12 @@ func (w *waiting) await(ctx context.Context) (outcome, error) {
 		// so it is asked again. It keeps its place.
 		began, pause = r.now(), minRetry
 	}
+}
+
+// spread is a pause of about that length, and not under what was asked for: clients
+// whose server has died do not come again all at once.
+func spread(pause, asked time.Duration) time.Duration {
+	return max(pause/2+rand.N(pause), asked+rand.N(asked/4+1))
 }
 
 // queued waits for the hand-over; done is false when it is time to ask again.

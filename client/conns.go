@@ -135,7 +135,9 @@ func (c *conns) do(ctx context.Context, call func(context.Context, *grpc.ClientC
 		}
 		// The connection stays: a server that is slow to decide may still
 		// answer others, and whether it hangs is found out beside.
-		c.leave(a.on, false)
+		if !knowsAnother(err) {
+			c.leave(a.on, false)
+		}
 	}
 	return last
 }
@@ -143,6 +145,13 @@ func (c *conns) do(ctx context.Context, call func(context.Context, *grpc.ClientC
 func isCode(err error, code codes.Code) bool {
 	var e *Error
 	return errors.As(err, &e) && e.Code == code
+}
+
+// knowsAnother reports whether a server answered that the region has another leader
+// now: it knows it, and the next one may be the one of before, which hangs.
+func knowsAnother(err error) bool {
+	var e *Error
+	return errors.As(err, &e) && e.Detail.GetWrongTerm() != nil
 }
 
 // withoutData reports whether a server has no data yet or any more: the others

@@ -160,3 +160,28 @@ func TestAServerThatAnswersLateKeepsTheStream(t *testing.T) {
 		}
 	})
 }
+
+// A call that the client's server has passed on to a leader that froze goes on
+// there when another one leads, and not to the next server, which is the frozen one.
+func TestACallGoesOnWhereTheNewLeaderIsKnown(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.settle(0)
+		c := w.client("a", func(cfg *client.Config) {
+			s := cfg.Regions[0].Servers
+			cfg.Regions[0].Servers = []client.Server{s[1], s[0], s[2]}
+		})
+		w.release(w.acquire(c, "lock/before"))
+		w.eu.Server(0).Freeze()
+		got := make(chan error, 1)
+		go func() {
+			_, err := c.Acquire(w.Context(), "lock/after")
+			got <- err
+		}()
+		time.Sleep(200 * time.Millisecond) // virtual
+		w.eu.Elect(2)
+		elected := time.Now()
+		if err := <-got; err != nil || time.Since(elected) > 50*time.Millisecond {
+			t.Errorf("granted %v after another server leads: %v", time.Since(elected), err)
+		}
+	})
+}

@@ -17,6 +17,7 @@ func (s *Server) Applied(index, term uint64, events []state.Event) {
 		switch e := e.(type) {
 		case state.TermBegun:
 			s.edge.LeaderChanged()
+			s.ledBy(e)
 			if e.Server == s.process.Name && s.replica.Begins(e.Term) {
 				s.begin(e.Term)
 				return
@@ -31,6 +32,16 @@ func (s *Server) Applied(index, term uint64, events []state.Event) {
 	s.voter.Applied(events)
 	s.lessor.Applied(events)
 	s.campaign.Applied(events)
+}
+
+// ledBy ends calls that are on their way to the leader of before; an entry of a
+// term that is over says nothing of who leads.
+func (s *Server) ledBy(e state.TermBegun) {
+	if _, term, _ := s.replica.Leader(); term == e.Term {
+		for _, f := range s.forwards {
+			f.LedBy(e.Server)
+		}
+	}
 }
 
 func (s *Server) begin(term uint64) {

@@ -53,6 +53,7 @@ func (s *Server) makeServers() error {
 			},
 			Identify: identify, Local: api.Local(),
 		}
+		s.forwards = append(s.forwards, forward)
 		traced := tracing.ServerOptions(s.cfg.Traces)
 		if plane == link.PlaneVotes {
 			traced = nil // nobody's request, and dozens a second

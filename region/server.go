@@ -57,6 +57,7 @@ type Server struct {
 	voter    *vote.Voter
 	lessor   *lessorrun.Shell
 	edge     *mux.Edge
+	forwards []*api.Forwarder // of each plane
 	campaign *campaignrun.Shell
 	watches  *watch.Hub
 	audit    *audit.Log
@@ -207,6 +208,7 @@ func (s *Server) openReplica(ctx context.Context) error {
 	s.replica, err = replica.Open(ctx, replica.Config{
 		Name: s.process.Name, Cluster: s.cfg.File.Cluster, Region: s.process.Region, DataDir: s.cfg.DataDir,
 		Stream: s.raftLn, Timing: timing, Clock: s.cfg.Clock, Observer: s, Terms: s.peers, Progress: s.peers,
+		Pulsed:       func() { s.campaign.Wake() },
 		FeatureLevel: s.cfg.MaxLevel,
 		Disk:         s.cfg.Faults, Registerer: s.cfg.Registry, Logger: s.cfg.Logger, Exit: s.cfg.Exit,
 	})

@@ -159,8 +159,15 @@ func (r *Region) Elect(server int) {
 
 // led tells the servers that the leadership has moved. r.mu is held.
 func (r *Region) led() {
+	leader := ""
+	if r.leader >= 0 {
+		leader = r.servers[r.leader].name
+	}
 	for _, s := range r.servers {
 		go func() { // a server that is being killed has its lock
+			if leader != "" {
+				s.ledBy(leader)
+			}
 			if e := s.Edge(); e != nil {
 				e.LeaderChanged()
 			}

@@ -29,6 +29,8 @@ type Server struct {
 	// edge has the streams of the server's clients until stop ends it.
 	edge *mux.Edge
 	stop func()
+	// forward is the present one's way to the leader.
+	forward *api.Forwarder
 }
 
 func newServer(r *Region, name string) *Server {
@@ -55,6 +57,7 @@ func (s *Server) Start() {
 	identify := api.Identify(r.cfg.Name, callerOf)
 	rules := &policy.Enforcer{Table: api.Policy(), Identify: identify}
 	forward := &api.Forwarder{Leader: s.leader, Conn: s.peer, Identify: identify, Local: api.Local()}
+	s.forward = forward
 	options := append(link.ServerWindows(), rules.ServerOptions()...)
 	options = append(options, grpc.ChainUnaryInterceptor(forward.Unary), grpc.ChainStreamInterceptor(forward.Stream))
 	s.grpc, s.in, s.done = grpc.NewServer(options...), newListener(), make(chan struct{})
@@ -127,6 +130,16 @@ func (s *Server) Kill() {
 		g.Stop()
 		<-done
 		stop()
+	}
+}
+
+// ledBy tells it who begins to lead.
+func (s *Server) ledBy(server string) {
+	s.mu.Lock()
+	forward := s.forward
+	s.mu.Unlock()
+	if forward != nil {
+		forward.LedBy(server)
 	}
 }
 

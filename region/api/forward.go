@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"sync"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -16,6 +17,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 
 	"github.com/headlease/headlease/internal/policy"
+	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
 
 // Forwarded calls carry the caller's identity from the server that took the
@@ -71,28 +73,70 @@ type Forwarder struct {
 	Identify func(context.Context) (policy.Caller, bool)
 	// Local are the methods that every server answers itself.
 	Local map[string]bool
+
+	mu   sync.Mutex
+	away map[*forwarded]struct{}
+}
+
+// forwarded is a call on its way to the leader.
+type forwarded struct {
+	to   string
+	stop context.CancelCauseFunc
+}
+
+// errLedByAnother ends calls on their way to a leader of before.
+var errLedByAnother = errors.New("another server leads the region now")
+
+// send notes a call to the leader, until done is called.
+func (f *Forwarder) send(ctx context.Context, leader string) (out context.Context, done func()) {
+	out, stop := context.WithCancelCause(ctx)
+	call := &forwarded{leader, stop}
+	f.mu.Lock()
+	if f.away == nil {
+		f.away = map[*forwarded]struct{}{}
+	}
+	f.away[call] = struct{}{}
+	f.mu.Unlock()
+	return out, func() {
+		f.mu.Lock()
+		delete(f.away, call)
+		f.mu.Unlock()
+		stop(nil)
+	}
+}
+
+// LedBy says which server begins to lead. Calls on their way to another one are
+// answered with WRONG_TERM, their outcome unknown: a leader that hangs would hold
+// them until their own limits. It does not wait.
+func (f *Forwarder) LedBy(server string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for call := range f.away {
+		if call.to != server {
+			call.stop(errLedByAnother)
+		}
+	}
 }
 
 // target returns the connection to the leader, nil when this server leads.
-func (f *Forwarder) target(ctx context.Context) (*grpc.ClientConn, error) {
+func (f *Forwarder) target(ctx context.Context) (conn *grpc.ClientConn, leader string, err error) {
 	leader, ready := f.Leader()
 	if ready {
-		return nil, nil
+		return nil, leader, nil
 	}
 	if leader == "" && f.Uninitialised != nil {
 		if server := f.Uninitialised(); server != "" {
-			return nil, uninitialised(server)
+			return nil, "", uninitialised(server)
 		}
 	}
 	// A client that claims to be forwarded only harms itself.
 	if md, _ := metadata.FromIncomingContext(ctx); leader == "" || len(md.Get(roleKey)) > 0 {
-		return nil, notLeader(leader)
+		return nil, "", notLeader(leader)
 	}
-	conn, err := f.Conn(leader)
-	if err != nil {
-		return nil, status.Errorf(codes.Unavailable, "cannot reach the region's leader %s: %v", leader, err)
+	if conn, err = f.Conn(leader); err != nil {
+		return nil, "", status.Errorf(codes.Unavailable, "cannot reach the region's leader %s: %v", leader, err)
 	}
-	return conn, nil
+	return conn, leader, nil
 }
 
 // outgoing is the context of a forwarded call: deadline and cancellation of
@@ -110,7 +154,7 @@ func (f *Forwarder) Unary(ctx context.Context, req any, info *grpc.UnaryServerIn
 	if f.Local[info.FullMethod] {
 		return handler(ctx, req)
 	}
-	conn, err := f.target(ctx)
+	conn, leader, err := f.target(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -125,7 +169,12 @@ func (f *Forwarder) Unary(ctx context.Context, req any, info *grpc.UnaryServerIn
 	if err != nil {
 		return nil, err
 	}
+	out, done := f.send(out, leader)
+	defer done()
 	if err := conn.Invoke(out, info.FullMethod, req, reply); err != nil {
+		if ctx.Err() == nil && errors.Is(context.Cause(out), errLedByAnother) {
+			return nil, fail(&pb.ErrorDetail{Kind: &pb.ErrorDetail_WrongTerm{WrongTerm: &pb.WrongTerm{}}})
+		}
 		return nil, err
 	}
 	return reply, nil
@@ -138,7 +187,7 @@ func (f *Forwarder) Stream(srv any, ss grpc.ServerStream, info *grpc.StreamServe
 	if f.Local[info.FullMethod] {
 		return handler(srv, ss)
 	}
-	conn, err := f.target(ss.Context())
+	conn, _, err := f.target(ss.Context())
 	if err != nil {
 		return err
 	}

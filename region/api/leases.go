@@ -18,8 +18,22 @@ import (
 	"github.com/headlease/headlease/region/state"
 )
 
-// lapsedRetry is when to ask again about a lapsed head lease.
-const lapsedRetry = 250 * time.Millisecond
+const (
+	// lapsedRetry is when to ask again about a lapsed head lease.
+	lapsedRetry = 250 * time.Millisecond
+	// A leader that has led for less than young is, mostly, some milliseconds from
+	// its first renewal.
+	young      = 200 * time.Millisecond
+	youngRetry = 10 * time.Millisecond
+)
+
+// lapsedRetryNs is what is said of that.
+func (s *Leases) lapsedRetryNs() int64 {
+	if led, ok := s.Lessor.LedFor(); ok && led < young {
+		return int64(youngRetry)
+	}
+	return int64(lapsedRetry)
+}
 
 const (
 	defaultPage = 100
@@ -89,7 +103,7 @@ func (s *Leases) notHeld(view state.View, partition string) error {
 	p, _ := view.Partition(partition)
 	v := p.Register.Value
 	if p.Live() && v.Owner.Name == s.Region {
-		return fail(&pb.ErrorDetail{Kind: &pb.ErrorDetail_Lapsed{Lapsed: &pb.Lapsed{Partition: partition, RetryNs: int64(lapsedRetry)}}})
+		return fail(&pb.ErrorDetail{Kind: &pb.ErrorDetail_Lapsed{Lapsed: &pb.Lapsed{Partition: partition, RetryNs: s.lapsedRetryNs()}}})
 	}
 	n := &pb.NotOwner{Partition: partition}
 	if !v.Released() && v.Owner.Name != s.Region {
@@ -105,7 +119,7 @@ func (s *Leases) explain(d *pb.ErrorDetail) *pb.ErrorDetail {
 		n.Addresses = s.Addresses(n.GetOwner())
 	}
 	if l := d.GetLapsed(); l != nil && l.GetRetryNs() == 0 {
-		l.RetryNs = int64(lapsedRetry)
+		l.RetryNs = s.lapsedRetryNs()
 	}
 	return d
 }

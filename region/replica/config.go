@@ -19,10 +19,11 @@ import (
 
 // Timing is the pace of a Raft group.
 type Timing struct {
-	// Heartbeat: a follower that hears nothing for once to twice this long
-	// campaigns. It also bounds a leadership check.
+	// Heartbeat: a follower that hears nothing for so long campaigns when another
+	// one does, or a third later by itself. It also bounds a leadership check.
 	Heartbeat time.Duration
-	// Election: a candidate tries again after once to twice this long.
+	// Election: a candidate tries again after once to twice this long, which is not
+	// under a third more than Heartbeat.
 	Election time.Duration
 	// LeaderLease: a leader that no quorum has answered for this long steps down.
 	LeaderLease time.Duration
@@ -115,6 +116,9 @@ type Config struct {
 	// Progress asks the other servers how far they are; nil: nobody is asked, each
 	// server writes its snapshots when it likes, and nothing is kept for laggards.
 	Progress ProgressAsker
+	// Pulsed is called, and must not block, when a pulse is committed: what a stale
+	// one held back may go on. May be nil.
+	Pulsed func()
 	// FeatureLevel is the highest that this program knows: told to the leader.
 	FeatureLevel uint32
 	// Disk may be nil: no faults.

@@ -112,10 +112,14 @@ func (r *Replica) beat(ctx context.Context, wg *sync.WaitGroup) {
 	wg.Go(func() {
 		_, err := r.ProposeUrgent(ctx, &pb.Command{Term: term, Kind: &pb.Command_Pulse{Pulse: &pb.PulseCommand{}}})
 		p.mu.Lock()
-		defer p.mu.Unlock()
 		p.inFlight--
-		if err == nil && (term > p.term || term == p.term && at.After(p.proposed)) {
+		newer := err == nil && (term > p.term || term == p.term && at.After(p.proposed))
+		if newer {
 			p.term, p.proposed = term, at
+		}
+		p.mu.Unlock()
+		if newer && r.cfg.Pulsed != nil {
+			r.cfg.Pulsed()
 		}
 	})
 }

@@ -90,7 +90,9 @@ func (r *Replica) raftConfig() *raft.Config {
 	c := raft.DefaultConfig()
 	c.LocalID = r.id
 	t := r.cfg.Timing
-	c.HeartbeatTimeout, c.ElectionTimeout = t.Heartbeat, t.Election
+	// Raft is not to look at a silence before its time: see patience.
+	c.HeartbeatTimeout = patienceAlone(t.Heartbeat)
+	c.ElectionTimeout = max(t.Election, c.HeartbeatTimeout)
 	c.LeaderLeaseTimeout, c.CommitTimeout = t.LeaderLease, t.Commit
 	// 64 entries per message, the default, and one message per trigger would stall
 	// bursts; without the buffer a single submitter gets no group commit.
@@ -149,6 +151,7 @@ func (r *Replica) runRaft(ctx, parts context.Context, wg *sync.WaitGroup) error 
 	busy.Go(func() { r.prop.run(work, rf) })
 	busy.Go(func() { r.check.run(work, rf) })
 	busy.Go(func() { r.runPulse(work) })
+	busy.Go(func() { r.watchSilence(work, rf, trans) })
 	busy.Go(func() { r.compact.run(work, rf) })
 	wg.Go(func() { r.watchLeadership(parts, rf) })
 

@@ -83,6 +83,8 @@ type Shell struct {
 	// armed is when the clock's goroutine looks next at the latest, asked the
 	// checks'.
 	armed, asked instant.Instant
+	// began is when the term's tables were built.
+	began instant.Instant
 	// passed is closed and made anew when a check passes or the term ends.
 	passed chan struct{}
 	// over is closed when the term ends.
@@ -112,7 +114,8 @@ func (s *Shell) Begin(term uint64, view state.View) {
 		return
 	}
 	s.term, s.over = term, make(chan struct{})
-	s.lessor = lessor.New(s.cfg.Lessor, view, term, s.now())
+	s.began = s.now()
+	s.lessor = lessor.New(s.cfg.Lessor, view, term, s.began)
 	s.flush()
 }
 
@@ -144,6 +147,16 @@ func (s *Shell) Leads() (term uint64, over <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.term, s.over
+}
+
+// LedFor returns for how long this server has led; false if it does not.
+func (s *Shell) LedFor() (d time.Duration, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.lessor == nil {
+		return 0, false
+	}
+	return s.cfg.Clock.Now().Sub(s.began), true
 }
 
 func (s *Shell) announce() {
