@@ -15,8 +15,10 @@ import (
 )
 
 const (
-	// searchLimit bounds the search for an order of one lock's history.
-	searchLimit = 10 * time.Second
+	// searchSteps bound the search for an order of one lock's history: some 10 s of
+	// one core. searchLimit is for a machine that has no core to give.
+	searchSteps = 10_000_000
+	searchLimit = time.Minute
 	// clockShare is the part of a validity that a client uses (1 - 2ρ).
 	clockShare = 0.98
 )
@@ -39,7 +41,7 @@ func (p *player) histories(changes map[string]instant.Instant) []check.History {
 }
 
 func (p *player) history(region string, h history.History, zero instant.Instant, changes map[string]instant.Instant) check.History {
-	cfg := history.Config{Share: clockShare, Timeout: searchLimit, Partition: p.partitionOf}
+	cfg := history.Config{Share: clockShare, Steps: searchSteps, Timeout: searchLimit, Partition: p.partitionOf}
 	out := check.History{Region: region}
 	steps := slices.ContainsFunc(p.plan.Steps, func(s plan.Step) bool { return s.Do == plan.ClockStep && s.Clock == plan.LeaseClock })
 	switch {

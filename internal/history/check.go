@@ -6,6 +6,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/anishathalye/porcupine"
@@ -27,6 +28,9 @@ type Config struct {
 	// Timeout bounds the search for an order of each lock's history; 0 means
 	// none.
 	Timeout time.Duration
+	// Steps bounds it by its work, whatever else the machine does: so many
+	// operations are tried; 0 means no bound.
+	Steps uint64
 	// Partition of a resource: tokens are unique within one. Nil: all are in
 	// one partition.
 	Partition func(resource string) string
@@ -87,7 +91,11 @@ func Check(h History, cfg Config) *Verdict {
 	parts, slots, unexplained := compile(h, p, timed)
 	v.Violations = append(v.Violations, unexplained...)
 	for _, resource := range slices.Sorted(maps.Keys(parts)) {
-		result, info := porcupine.CheckOperationsVerbose(Model(slots[resource]), parts[resource], cfg.Timeout)
+		model, tired := patient(Model(slots[resource]), cfg.Steps)
+		result, info := porcupine.CheckOperationsVerbose(model, parts[resource], cfg.Timeout)
+		if result == porcupine.Illegal && tired() {
+			result = porcupine.Unknown
+		}
 		switch result {
 		case porcupine.Ok:
 			continue
@@ -100,6 +108,21 @@ func Check(h History, cfg Config) *Verdict {
 		v.Stuck[resource] = explain(slots[resource], parts[resource], info)
 	}
 	return v
+}
+
+// patient returns a model which allows nothing any more after so many steps, and
+// whether it came to that. The search ends then, as it cannot be told to.
+func patient(m porcupine.Model, steps uint64) (_ porcupine.Model, tired func() bool) {
+	var taken atomic.Uint64
+	over := func() bool { return steps > 0 && taken.Load() > steps }
+	step := m.Step
+	m.Step = func(state, in, out any) (bool, any) {
+		if taken.Add(1); over() {
+			return false, state
+		}
+		return step(state, in, out)
+	}
+	return m, over
 }
 
 // tokensOnce finds tokens that two sessions, or two resources of a partition,

@@ -322,3 +322,27 @@ func TestBeliefByDriftingClocks(t *testing.T) {
 		t.Errorf("with a second stamp the end is at %v: belief before %v, after %v", end-first, believed(end-ms), believed(end+ms))
 	}
 }
+
+// hard is a history without an order whose search takes long: nobody knows which
+// of n acquires took effect, and the last token is too low for all of them.
+func hard(n uint64) History {
+	s := start()
+	for id := range n {
+		s.lost(Op{Kind: Acquire, Session: "a", Request: id + 1, Lowest: 1, Wait: true})
+		s.lost(Op{Kind: Acquire, Session: "b", Request: id + 1, Lowest: 1, Wait: true})
+	}
+	return s.granted("c", 1, 10).release("c", 10, OK).granted("c", 2, 9).h
+}
+
+// A search that is too long is left undecided, after the same work on any machine.
+func TestASearchIsBoundedByItsWork(t *testing.T) {
+	for _, c := range []struct {
+		steps uint64
+		want  bool // decided
+	}{{0, true}, {1_000_000, true}, {50, false}} {
+		v := Check(hard(3), Config{Clocks: clocks, Steps: c.steps})
+		if decided := len(v.Disordered) == 1 && len(v.Undecided) == 0; v.OK() || decided != c.want {
+			t.Errorf("%d steps: %v", c.steps, v)
+		}
+	}
+}
