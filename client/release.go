@@ -75,9 +75,13 @@ func (r *region) sendRelease(ctx context.Context, s *session, resource string, t
 }
 
 // keepReleasing releases until that works or the session is over; then l, if
-// given, is forgotten.
+// given, is forgotten. While the region is not heard it waits: thousands of leases
+// may have been lost with it, and a session that it hears no more ends them there.
 func (r *region) keepReleasing(s *session, resource string, token fence.Token, l *Lease) {
 	for pause := 2 * minRetry; ; pause = min(2*pause, time.Second) {
+		if !r.awaitHeard(s) {
+			return
+		}
 		err := r.sendRelease(s.ctx, s, resource, token)
 		if err == nil {
 			break
@@ -93,6 +97,24 @@ func (r *region) keepReleasing(s *session, resource string, token fence.Token, l
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.forget(l)
+	}
+}
+
+// awaitHeard waits until the region answers on a stream; false when the session
+// is over before.
+func (r *region) awaitHeard(s *session) bool {
+	for {
+		r.mu.Lock()
+		up, attached := r.stream.up, s.attached
+		r.mu.Unlock()
+		if up {
+			return true
+		}
+		select {
+		case <-s.ctx.Done():
+			return false
+		case <-attached:
+		}
 	}
 }
 

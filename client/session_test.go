@@ -51,6 +51,61 @@ func (s countingStream) SendMsg(m any) error {
 	return s.ClientStream.SendMsg(m)
 }
 
+// releaseLinks counts the tries to release.
+type releaseLinks struct {
+	client.Links
+	tries atomic.Int64
+}
+
+func (l *releaseLinks) DialGRPC(plane link.Plane, peer link.Peer, extra ...grpc.DialOption) (*grpc.ClientConn, error) {
+	count := grpc.WithChainUnaryInterceptor(
+		func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, call grpc.UnaryInvoker, o ...grpc.CallOption) error {
+			if method == pb.LeaseService_Release_FullMethodName {
+				l.tries.Add(1)
+			}
+			return call(ctx, method, req, reply, cc, o...)
+		})
+	return l.Links.DialGRPC(plane, peer, append([]grpc.DialOption{count}, extra...)...)
+}
+
+// What is lost with a region is given back when that is heard again, and not
+// tried until then, lease by lease.
+func TestLostLeasesWaitForTheirRegion(t *testing.T) {
+	inWorld(t, func(w *world) {
+		links := &releaseLinks{Links: w.Links("a")}
+		c := w.client("a", func(cfg *client.Config) { cfg.Links = links })
+		const n = 20
+		leases := make([]*client.Lease, n)
+		for i := range leases {
+			// Their sessions outlive the head lease by far.
+			leases[i] = w.take(w.session(c, client.SessionOptions{TTL: time.Minute}), fmt.Sprint("lock/", i))
+		}
+		w.release(w.acquire(c, "lock/other"))
+		if links.tries.Load() != 1 {
+			t.Fatalf("%d tries counted of 1", links.tries.Load())
+		}
+		for i := range 3 {
+			w.eu.Server(i).Freeze()
+		}
+		for _, l := range leases {
+			w.lost(l, ttl)
+		}
+		time.Sleep(10 * time.Second) // virtual
+		if tries := links.tries.Load() - 1; tries > 0 {
+			t.Errorf("%d tries to release %d leases in a region that is not heard", tries, n)
+		}
+		for i := range 3 {
+			w.eu.Server(i).Thaw()
+		}
+		for i := range leases {
+			w.free(2*time.Second, fmt.Sprint("lock/", i))
+		}
+		if tries := links.tries.Load() - 1; tries != n {
+			t.Errorf("%d tries for %d leases", tries, n)
+		}
+	})
+}
+
 func (w *world) session(c *client.Client, o client.SessionOptions) *client.Session {
 	w.Helper()
 	s, err := c.NewSession(o)
