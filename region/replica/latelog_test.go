@@ -3,6 +3,8 @@ package replica
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -278,26 +280,88 @@ func TestNothingCommitsBeforeTheLeadersDisk(t *testing.T) {
 }
 
 // TestGroupOfOneStoresFirst: where the leader's copy alone commits, it is on disk
-// first.
+// first, whoever else gets copies.
 func TestGroupOfOneStoresFirst(t *testing.T) {
+	for _, nonvoter := range []bool{false, true} {
+		t.Run(fmt.Sprintf("nonvoter=%v", nonvoter), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := newCluster(t, newSimNet(), three[:1], nil)
+				c.start()
+				n := c.setup()
+				if nonvoter {
+					if err := n.r.raft.Load().AddNonvoter("away/1", "away", 0, time.Second).Error(); err != nil {
+						t.Fatal(err)
+					}
+				}
+				before := n.r.View().BallotRound()
+				n.disk.hang()
+				answered := make(chan error, 1)
+				go func() { _, err := n.reserve(context.Background()); answered <- err }()
+				time.Sleep(time.Second)
+				if len(answered) != 0 || n.r.View().BallotRound() != before {
+					t.Error("committed by what is not on disk")
+				}
+				n.disk.release()
+				if err := <-answered; err != nil {
+					t.Error(err)
+				}
+				c.stop()
+			})
+		})
+	}
+}
+
+// TestNewLeaderCommitsFromDisk: a leader's first entries are sent outside a
+// pipeline; they too are not committed before they are on its disk.
+func TestNewLeaderCommitsFromDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCluster(t, newSimNet(), three[:1], nil)
+		c := newCluster(t, newSimNet(), three, nil)
 		c.start()
-		n := c.setup()
-		before := n.r.View().BallotRound()
-		n.disk.hang()
-		answered := make(chan error, 1)
-		go func() { _, err := n.reserve(context.Background()); answered <- err }()
+		old := c.setup()
 		time.Sleep(time.Second)
-		if len(answered) != 0 || n.r.View().BallotRound() != before {
-			t.Error("committed by what is not on disk")
+		var next *node
+		for _, n := range c.all() {
+			if n != old {
+				next = n
+			}
 		}
-		n.disk.release()
-		if err := <-answered; err != nil {
-			t.Error(err)
+		release := next.disk.hangOp(opAppend)
+		rf := next.r.raft.Load()
+		at := rf.LastIndex()
+		if err := transfer(old.r.raft.Load(), Server{Name: next.name, RaftID: next.r.RaftID()}).Error(); err != nil {
+			t.Fatal(err)
 		}
+		c.until("leadership", func() bool { return rf.State() == raft.Leader })
+		time.Sleep(500 * time.Millisecond)
+		for _, n := range c.all() {
+			if n.r.raft.Load().LastIndex() <= at {
+				t.Errorf("%s does not have the first entry: this test shows nothing", n.name)
+			}
+		}
+		if got := rf.CommitIndex(); got > at {
+			t.Errorf("entry %d counts as committed before it is on disk", got)
+		}
+		release()
+		c.until("commit", func() bool { return rf.CommitIndex() == rf.LastIndex() })
 		c.stop()
 	})
+}
+
+// TestWithheld: an answer waits for the last of its entries; a heartbeat's, and
+// one that says no, wait for nothing.
+func TestWithheld(t *testing.T) {
+	for _, x := range []struct {
+		entries []*raft.Log
+		success bool
+		want    []uint64
+	}{{nil, true, nil}, {entries(4, 6, 1), false, nil}, {entries(4, 6, 1), true, []uint64{6}}} {
+		var waited []uint64
+		wait := func(index uint64, _ <-chan struct{}) error { waited = append(waited, index); return nil }
+		err := withheld(wait, nil, &raft.AppendEntriesRequest{Entries: x.entries}, &raft.AppendEntriesResponse{Success: x.success})
+		if err != nil || !slices.Equal(waited, x.want) {
+			t.Errorf("%d entries, success %v: waited for %v (%v), want %v", len(x.entries), x.success, waited, err, x.want)
+		}
+	}
 }
 
 // TestDeposedLeaderAnswersFromDisk: a leader whose log hangs is deposed; the next
