@@ -85,19 +85,11 @@ func (c *compiler) draining(f Fact) bool {
 	return on
 }
 
-// afterDrain bounds how many entries of the log after the end of a drain one may
-// be that was proposed in it. Until a leader has applied the end it proposes
-// revocations, and by then it has at most 8 entries under way (region/replica's
-// EntriesInFlight); what still waits to be proposed is in the next one. Twice as
-// many, since Raft has entries of its own. No time would do as a bound: a leader
-// may be paused, and a majority away, for as long as a fault lasts.
-const afterDrain = 16
-
 // lateOfDrain tells whether a token's revocation may be one that was on its way
-// when a drain was taken back.
+// when a drain was taken back: its leader proposed it in that drain, and it has no
+// effect in a later term.
 func (c *compiler) lateOfDrain(f Fact) bool {
-	held, drained := false, false
-	var end uint64 // of the last drain in which the token was held
+	held, drained, late := false, false, false
 	for _, d := range c.h.Facts {
 		if d.Index > f.Index {
 			break
@@ -107,11 +99,13 @@ func (c *compiler) lateOfDrain(f Fact) bool {
 			held = true
 		case d.Kind == DrainBegun:
 			drained = held
-		case d.Kind == DrainEnded && drained:
-			end, drained = d.Index, false
+		case d.Kind == DrainEnded:
+			late, drained = late || drained, false
+		case d.Kind == TermBegun:
+			late = false
 		}
 	}
-	return end != 0 && f.Index <= end+afterDrain
+	return late
 }
 
 // delayEnded: no sooner than the holder had asked for.

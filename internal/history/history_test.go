@@ -15,8 +15,6 @@ const ms = time.Millisecond
 type script struct {
 	h   History
 	now time.Duration
-	// index of the last entry of the log.
-	index uint64
 }
 
 func (s *script) op(o Op) *script {
@@ -105,19 +103,15 @@ func (s *script) wait(d time.Duration) *script { s.now += d; return s }
 
 func (s *script) fact(f Fact) *script {
 	s.now += 10 * ms
-	s.index++
-	f.At, f.Index = s.now, s.index
+	f.At, f.Index = s.now, uint64(len(s.h.Facts)+1)
 	switch f.Kind {
-	case SessionClosed, DrainBegun, DrainEnded:
+	case SessionClosed, DrainBegun, DrainEnded, TermBegun:
 	default:
 		f.Resource = "lock/x"
 	}
 	s.h.Facts = append(s.h.Facts, f)
 	return s
 }
-
-// entries of the log of which the history has no facts.
-func (s *script) entries(n uint64) *script { s.index += n; return s }
 
 func start() *script { return (&script{}).open("a").open("b").open("c") }
 
@@ -147,7 +141,7 @@ func TestHistoriesThatTheDesignAllows(t *testing.T) {
 			get("b", 11, 0),
 		"a drain's revocation that comes after it was taken back": start().granted("a", 1, 10).fact(Fact{Kind: Granted, Session: "a", Request: 1, Token: 10}).
 			lasting(20*ms).fact(Fact{Kind: DrainBegun}).fact(Fact{Kind: DrainEnded}).
-			entries(afterDrain-1).fact(Fact{Kind: Revoked, Session: "a", Token: 10}).release("a", 10, OK),
+			fact(Fact{Kind: Revoked, Session: "a", Token: 10}).release("a", 10, OK),
 		"a waiter that a drain sends away": start().granted("a", 1, 10).queued("b", 1, 0).fact(Fact{Kind: DrainBegun}).
 			fact(Fact{Kind: LeftQueue, Session: "b", Request: 1}).get("a", 10, 0),
 		"a lock delay": start().delayed("a", 1, 10, time.Second).queued("b", 1, 0).fact(Fact{Kind: SessionClosed, Session: "a", Reason: ByExpiry}).
@@ -208,8 +202,8 @@ func TestHistoriesThatTheDesignForbids(t *testing.T) {
 			fact(Fact{Kind: Granted, Session: "b", Request: 1, Token: 11, Offered: true}),
 		"a revocation that only a drain of before explains": start().fact(Fact{Kind: DrainBegun}).fact(Fact{Kind: DrainEnded}).granted("a", 1, 10).
 			lasting(20 * ms).fact(Fact{Kind: Granted, Session: "a", Request: 1, Token: 10}).fact(Fact{Kind: Revoked, Session: "a", Token: 10}),
-		"a revocation long after a drain was taken back": start().granted("a", 1, 10).fact(Fact{Kind: Granted, Session: "a", Request: 1, Token: 10}).
-			lasting(20*ms).fact(Fact{Kind: DrainBegun}).fact(Fact{Kind: DrainEnded}).entries(afterDrain).fact(Fact{Kind: Revoked, Session: "a", Token: 10}).
+		"a revocation of a later term than the drain that was taken back": start().granted("a", 1, 10).fact(Fact{Kind: Granted, Session: "a", Request: 1, Token: 10}).
+			lasting(20*ms).fact(Fact{Kind: DrainBegun}).fact(Fact{Kind: DrainEnded}).fact(Fact{Kind: TermBegun}).fact(Fact{Kind: Revoked, Session: "a", Token: 10}).
 			release("a", 10, OK),
 		"a waiter that an aborted drain sends away": start().granted("a", 1, 10).queued("b", 1, 0).fact(Fact{Kind: DrainBegun}).
 			fact(Fact{Kind: DrainEnded}).fact(Fact{Kind: LeftQueue, Session: "b", Request: 1}),

@@ -200,6 +200,8 @@ const (
 	SessionClosed FactKind = "session closed"
 	DelayBegun    FactKind = "delay begun"
 	DelayEnded    FactKind = "delay ended"
+	// Of the region.
+	TermBegun FactKind = "term begun"
 	// Of the partition.
 	DrainBegun FactKind = "drain begun"
 	DrainEnded FactKind = "drain ended"

@@ -280,6 +280,8 @@ func facts(events []state.Event) []history.Fact {
 	var out []history.Fact
 	for _, e := range events {
 		switch e := e.(type) {
+		case state.TermBegun:
+			out = append(out, history.Fact{Kind: history.TermBegun})
 		case state.LeaseGranted:
 			out = append(out, history.Fact{
 				Kind: history.Granted, Session: e.Session, Request: e.Request, Resource: e.Resource, Token: uint64(e.Token), Offered: e.Offered,

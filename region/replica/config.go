@@ -146,8 +146,7 @@ type Config struct {
 	// QueueLimit bounds commands waiting to be proposed; default 8192. The urgent
 	// lane has a quarter of it for itself.
 	QueueLimit int
-	// EntriesInFlight bounds entries proposed and not yet applied; default 8,
-	// which internal/history counts on.
+	// EntriesInFlight bounds entries proposed and not yet applied; default 8.
 	EntriesInFlight int
 
 	// SnapshotInterval is how often the log's length is looked at and a leader asks
