@@ -21,7 +21,7 @@ var (
 	flagSeed = flag.Uint64("seed", 0, "the first seed; 0: the fixed ones of the test")
 	flagRuns = flag.Int("runs", 4, "runs of each kind")
 	flagSave = flag.String("save", filepath.Join(os.TempDir(), "headlease-histories"), "where failing histories are saved")
-	flagWait = flag.Duration("undecided", time.Minute, "how long an order of a lock's history is looked for")
+	flagWait = flag.Duration("undecided", 5*time.Minute, "how long an order of a lock's history is looked for, at most")
 	flagFor  = flag.Duration("for", 8*time.Second, "virtual time under faults of each run, at least")
 )
 
@@ -32,6 +32,10 @@ const (
 	minContended = 200
 	minChanges   = 3
 )
+
+// maxSteps bounds the search for an order of a lock's history: a hundred seconds
+// of a core, some tenth of which the hardest was seen to take.
+const maxSteps = 100_000_000
 
 // scenario is a kind of runs.
 type scenario struct {
@@ -196,7 +200,7 @@ func record(t *testing.T, sc scenario, seed uint64) (history.History, report, hi
 	w.everyLockIsFree(locks, clocks(9, w.began))
 	changes := w.leaderChanges()
 	h := w.recorder.History()
-	cfg := history.Config{Share: sc.share, Timeout: *flagWait}
+	cfg := history.Config{Share: sc.share, Steps: maxSteps, Timeout: *flagWait}
 	if sc.timed {
 		cfg.Clocks = w.clocks
 	}
