@@ -153,6 +153,8 @@ func TestHistoriesThatTheDesignAllows(t *testing.T) {
 			queued("b", 1, 0).lasting(60*ms).fact(Fact{Kind: Queued, Session: "b", Request: 1}).get("a", 10, 2).release("a", 10, OK).
 			fact(Fact{Kind: Granted, Session: "c", Request: 1, Token: 11, Offered: true}).get("c", 11, 1),
 		"an offer that meets its session's Close": offeredInClose(),
+		"a Close that meets an expiry": start().granted("a", 1, 10).op(Op{Kind: Close, Client: "a", Session: "a"}).lasting(20*ms).
+			fact(Fact{Kind: SessionClosed, Session: "a", Reason: ByExpiry}).get("", 0, 0).granted("b", 1, 11),
 		"a try of before a drain, repeated in it": start().granted("a", 1, 10).lost(Op{Kind: Acquire, Session: "b", Request: 1, Lowest: 1}).
 			fact(Fact{Kind: DrainBegun}).acquire("b", 1, false, Answer{Busy: true, Token: 10}),
 	} {

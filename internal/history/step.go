@@ -114,8 +114,8 @@ func step(l *lock, in *input) (bool, *lock) {
 	case Revoke:
 		return l.revoke(in)
 	case Close:
-		if l.isGone(in.Session) {
-			return false, nil
+		if l.isGone(in.Session) { // it has ended meanwhile: nothing to do
+			return true, l
 		}
 	}
 	next, ok := l.effect(in)
