@@ -308,6 +308,9 @@ func (d *testDisk) Before(op string) error {
 	<-gate
 	if held != nil {
 		<-held
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		return d.ops[op] // as it is now
 	}
 	return err
 }

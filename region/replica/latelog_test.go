@@ -347,6 +347,62 @@ func TestNewLeaderCommitsFromDisk(t *testing.T) {
 	})
 }
 
+// TestLeaderCrashesBeforeItsDisk: a leader crashes while an entry is on a
+// follower's disk and not on its own. It comes back without it and may, with the
+// third, commit another in its place: nobody was told of the first, and the
+// follower gives it up.
+func TestLeaderCrashesBeforeItsDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, newSimNet(), three, nil)
+		c.start()
+		n := c.setup()
+		time.Sleep(time.Second)
+		before, err := n.reserve(context.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(100 * time.Millisecond)
+		var with, without *node
+		for _, f := range c.all() {
+			if f != n {
+				with, without = f, with
+			}
+		}
+		at := n.r.raft.Load().LastIndex()
+		c.sim.isolate(without.name, true)
+		release := n.disk.hangOp(opAppend)
+		answer := make(chan error, 1)
+		go func() { _, err := n.reserve(context.Background()); answer <- err }()
+		time.Sleep(50 * time.Millisecond)
+		if with.r.raft.Load().LastIndex() <= at {
+			t.Error("the follower does not have the entry: this test shows nothing")
+		}
+		c.sim.isolate(with.name, true)
+		n.disk.failOp(opAppend, errors.New("crash"))
+		time.Sleep(time.Millisecond)
+		release()
+		if err := <-answer; err == nil {
+			t.Error("answered")
+		}
+		if err := <-n.done; err == nil {
+			t.Error("still there")
+		}
+		n = c.open(n.name)
+		if last, _ := n.r.stores.logs.LastIndex(); last != at {
+			t.Errorf("comes back with entry %d, not %d: this test shows nothing", last, at)
+		}
+		n.run()
+		c.sim.isolate(without.name, false)
+		if got, err := c.leader().reserve(context.Background()); err != nil || got != before+1 {
+			t.Errorf("the next is %d, %v; %d is the last that was answered", got, err, before)
+		}
+		c.sim.isolate(with.name, false)
+		c.until("agreement", func() bool { return with.r.View().BallotRound() == before+1 })
+		with.obs.check(t)
+		c.stop()
+	})
+}
+
 // TestWithheld: an answer waits for the last of its entries; a heartbeat's, and
 // one that says no, wait for nothing.
 func TestWithheld(t *testing.T) {
