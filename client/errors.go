@@ -101,13 +101,13 @@ func (e *Error) sentinel() error {
 	return ErrUnavailable
 }
 
-// retryAfter is how long the service asks to wait, at most a second.
+// retryAfter is how long the service asks to wait, from nothing to a second.
 func (e *Error) retryAfter() time.Duration {
 	ns := e.Detail.GetLapsed().GetRetryNs()
 	if o := e.Detail.GetOverloaded(); o != nil {
 		ns = o.GetRetryNs()
 	}
-	return min(time.Duration(ns), time.Second)
+	return max(0, min(time.Duration(ns), time.Second))
 }
 
 // askedToWait is retryAfter of any error.

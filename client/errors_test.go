@@ -2,7 +2,9 @@ package client
 
 import (
 	"errors"
+	"math"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -65,5 +67,18 @@ func TestErrorsWithoutADetail(t *testing.T) {
 	}
 	if errorOf(nil) != nil {
 		t.Error("an error of nothing")
+	}
+}
+
+// TestPausesOfAnyAnswer: whatever a service asks for, the pause is one that can be
+// made, not under the client's own by more than half, and not endless.
+func TestPausesOfAnyAnswer(t *testing.T) {
+	for _, ns := range []int64{math.MinInt64, -1, 0, 1, int64(time.Second), math.MaxInt64} {
+		asked := askedToWait(&Error{Detail: &pb.ErrorDetail{Kind: &pb.ErrorDetail_Lapsed{Lapsed: &pb.Lapsed{RetryNs: ns}}}})
+		for range 100 {
+			if p := spread(minRetry, asked); p < minRetry/2 || p < asked || p > 2*time.Second {
+				t.Fatalf("asked for %d ns: a pause of %v", ns, p)
+			}
+		}
 	}
 }
