@@ -63,7 +63,6 @@ func (r *Replica) watchSilence(ctx context.Context, rf *raft.Raft, trans transpo
 	defer timer.Stop()
 	want := time.Now().Add(s.p.heartbeat)
 	for {
-		punctual := true
 		select {
 		case <-ctx.Done():
 			return
@@ -75,10 +74,9 @@ func (r *Replica) watchSilence(ctx context.Context, rf *raft.Raft, trans transpo
 			delete(s.open, a.from)
 			s.yes[a.from] = s.yes[a.from] || a.granted
 		case <-timer.C:
-			punctual = time.Since(want) < overslept
 		}
 		now := time.Now()
-		want = s.look(now, punctual)
+		want = s.look(now, now.Sub(want) < overslept)
 		timer.Reset(time.Until(want))
 	}
 }
