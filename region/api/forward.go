@@ -97,6 +97,10 @@ func (f *Forwarder) send(ctx context.Context, leader string) (out context.Contex
 	}
 	f.away[call] = struct{}{}
 	f.mu.Unlock()
+	// LedBy may have gone by since the leader was asked for.
+	if now, _ := f.Leader(); now != "" && now != leader {
+		stop(errLedByAnother)
+	}
 	return out, func() {
 		f.mu.Lock()
 		delete(f.away, call)

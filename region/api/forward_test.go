@@ -1,13 +1,19 @@
 package api_test
 
 import (
+	"context"
+	"net"
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
+	"github.com/headlease/headlease/internal/policy"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
+	"github.com/headlease/headlease/region/api"
 )
 
 // TestACallToAHungLeaderEndsWithTheNextOne: the follower that has passed it on
@@ -40,4 +46,32 @@ func TestACallToAHungLeaderEndsWithTheNextOne(t *testing.T) {
 		}
 		w.region.Server(0).Thaw()
 	})
+}
+
+// TestACallThatMissesTheNextLeader: another server begins to lead between the
+// question for the leader and the call to it.
+func TestACallThatMissesTheNextLeader(t *testing.T) {
+	hung, err := grpc.NewClient("passthrough:///eu-1", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = hung.Close() }()
+	leader := "eu-1"
+	f := &api.Forwarder{
+		Leader:   func() (string, bool) { return leader, false },
+		Identify: func(context.Context) (policy.Caller, bool) { return policy.Caller{Name: "client/a"}, true },
+	}
+	f.Conn = func(string) (*grpc.ClientConn, error) {
+		leader = "eu-2"
+		f.LedBy(leader)
+		return hung, nil
+	}
+	_, err = f.Unary(t.Context(), &pb.AcquireRequest{}, &grpc.UnaryServerInfo{FullMethod: pb.LeaseService_Acquire_FullMethodName}, nil)
+	if detail(err).GetWrongTerm() == nil {
+		t.Errorf("answered %v", err)
+	}
 }
