@@ -81,7 +81,8 @@ func (s *Shell) releaseDrained(now instant.Instant) {
 	}
 }
 
-// Wake lets the shell look at once at what has drained. It does not block.
+// Wake lets the shell look at once: something has drained, or a pulse was
+// committed. It does not block.
 func (s *Shell) Wake() { s.kick() }
 
 // KeepOn ends the release of a draining partition, so that its drain may be
