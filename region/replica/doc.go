@@ -38,9 +38,11 @@
 //
 // # Threads
 //
-// Raft: its main loop (elections, appends, a follower's store writes), the FSM goroutine
-// (state.Machine.Apply, Observer.Applied), the snapshot goroutine, and a few per
-// peer. Ours, all owned by Run: leadership watch, proposer, one waiter per entry
-// in flight, a leader's writer while it has something to write, leadership check, pulse, compactor (asks how far the others are) and
-// its worker (has snapshots written, shortens the log), watchdog.
+// Raft: its main loop (elections, appends, a follower's store writes), the FSM
+// goroutine (state.Machine.Apply, Observer.Applied), the snapshot goroutine, and a
+// few per peer. Ours, all owned by Run: leadership watch, the watch for a leader's
+// silence and its questions to the others, proposer, one waiter per entry in
+// flight, a leader's writer while it has something to write, leadership check,
+// pulse, compactor (asks how far the others are) and its worker (has snapshots
+// written, shortens the log), watchdog.
 package replica

@@ -25,9 +25,9 @@ const (
 )
 
 // logStore is Raft's log: the newest entries in memory, all of them on disk, or, of
-// a leader, on their way there (lateLog), with their size known. Raft itself removes entries only when they conflict with a
-// leader's and when a snapshot is installed; the prefix behind a snapshot is
-// removed by trim.
+// a leader, on their way there (lateLog), with their size known. Raft itself
+// removes entries only when they conflict with a leader's and when a snapshot is
+// installed; the prefix behind a snapshot is removed by trim.
 type logStore struct {
 	*raft.LogCache
 	late *lateLog
