@@ -216,7 +216,7 @@ func (w *world) acceptAgain(o *operator, at int, req *pb.AcceptAgainRequest, ans
 	if v := w.witnessAt(at); v != nil && o.under(v.conf, req.GetClusterId(), req.GetVersion()) {
 		now := v.clock.read(w.now)
 		resp.Voter = v.pb()
-		var writes []func()
+		var changes []change
 		for _, it := range req.GetItems() {
 			i := partitionOf(it.GetPartition())
 			r := &v.regs[i]
@@ -227,21 +227,17 @@ func (w *world) acceptAgain(o *operator, at int, req *pb.AcceptAgainRequest, ans
 				*r, _ = r.Renewed(now, b, val)
 			case register.Write:
 				rec, _ := register.Update(r.Record, d.Change)
-				writes = append(writes, func() { v.regs[i] = v.regs[i].Written(v.clock.read(w.now), rec) })
+				changes = append(changes, change{i, rec})
 			case register.WriteAlarm:
 				w.fail("one ballot with two values at %s: %s", v.id, d.Change.Alarm)
 			}
 			tell(it.GetPartition(), d.Rule, *r)
 		}
-		if len(writes) == 0 {
+		if len(changes) == 0 {
 			answer(resp)
 			return
 		}
-		w.witnessWrites(v, func() {
-			for _, f := range writes {
-				f()
-			}
-		}, func() { answer(resp) })
+		w.witnessChanges(v, changes, func() { answer(resp) })
 		return
 	}
 	ld := w.leaderAt(at)
@@ -312,22 +308,18 @@ func (w *world) prepareAgain(o *operator, at int, req *pb.PrepareAgainRequest, a
 	}
 	if v := w.witnessAt(at); v != nil && o.under(v.conf, req.GetClusterId(), req.GetVersion()) {
 		resp.Voter = v.pb()
-		var writes []func()
+		var changes []change
 		for _, name := range req.GetPartitions() {
 			i := partitionOf(name)
 			d := v.regs[i].PrepareAgain(b)
 			rec := v.regs[i].Record
 			if d.Action == register.Write {
 				rec, _ = register.Update(rec, d.Change)
-				writes = append(writes, func() { v.regs[i] = v.regs[i].Written(v.clock.read(w.now), rec) })
+				changes = append(changes, change{i, rec})
 			}
 			tell(name, d.Rule, rec)
 		}
-		w.witnessWrites(v, func() {
-			for _, f := range writes {
-				f()
-			}
-		}, func() { answer(resp) })
+		w.witnessChanges(v, changes, func() { answer(resp) })
 		return
 	}
 	ld := w.leaderAt(at)

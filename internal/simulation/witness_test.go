@@ -112,7 +112,7 @@ func (w *world) witnessPrepare(v *witness, m *message) {
 	in := register.PrepareInput{Candidate: m.ld.self(), Ballot: m.ballot, Dry: m.dry}
 	a := w.reply(m, v.inc)
 	a.prepared = a.prepared[:0]
-	var changes []int
+	var changes []change
 	for _, name := range m.partitions {
 		i := partitionOf(name)
 		r := &v.regs[i]
@@ -126,7 +126,7 @@ func (w *world) witnessPrepare(v *witness, m *message) {
 			if !ok {
 				w.fail("a change that was judged in this very turn does not apply: %v", d.Change.Guard)
 			}
-			changes = append(changes, i)
+			changes = append(changes, change{i, rec})
 			a.prepared[len(a.prepared)-1].Record = rec
 		}
 	}
@@ -134,23 +134,14 @@ func (w *world) witnessPrepare(v *witness, m *message) {
 		w.answer(m, a)
 		return
 	}
-	w.witnessWrites(v, func() {
-		now := v.clock.read(w.now)
-		k := 0
-		for j := range a.prepared {
-			if i := partitionOf(a.prepared[j].Partition); k < len(changes) && changes[k] == i {
-				v.regs[i] = v.regs[i].Written(now, a.prepared[j].Record)
-				k++
-			}
-		}
-	}, func() { w.answer(m, a) })
+	w.witnessChanges(v, changes, func() { w.answer(m, a) })
 }
 
 func (w *world) witnessAccept(v *witness, m *message) {
 	now := v.clock.read(w.now)
 	a := w.reply(m, v.inc)
 	a.accepted = a.accepted[:0]
-	var changes []int
+	var changes []change
 	for k := range m.items {
 		it := &m.items[k]
 		i := partitionOf(it.Partition)
@@ -167,7 +158,7 @@ func (w *world) witnessAccept(v *witness, m *message) {
 			*r = renewed
 		case register.Write, register.WriteAlarm:
 			rec, _ = register.Update(r.Record, d.Change)
-			changes = append(changes, i)
+			changes = append(changes, change{i, rec})
 			if rec.Alarm != "" {
 				w.fail("one ballot with two values at %s: %s", v.id, rec.Alarm)
 			}
@@ -178,16 +169,23 @@ func (w *world) witnessAccept(v *witness, m *message) {
 		w.answer(m, a)
 		return
 	}
+	w.witnessChanges(v, changes, func() { w.answer(m, a) })
+}
+
+// change of a register.
+type change struct {
+	partition int
+	rec       register.Record
+}
+
+// witnessChanges is a transaction of registers.
+func (w *world) witnessChanges(v *witness, changes []change, answer func()) {
 	w.witnessWrites(v, func() {
 		now := v.clock.read(w.now)
-		k := 0
-		for j := range a.accepted {
-			if i := partitionOf(a.accepted[j].Partition); k < len(changes) && changes[k] == i {
-				v.regs[i] = v.regs[i].Written(now, a.accepted[j].Record)
-				k++
-			}
+		for _, c := range changes {
+			v.regs[c.partition] = v.regs[c.partition].Written(now, c.rec)
 		}
-	}, func() { w.answer(m, a) })
+	}, answer)
 }
 
 // witnessWrites is one disk transaction: until it is done the witness takes no

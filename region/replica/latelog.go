@@ -206,7 +206,8 @@ func (l *lateLog) GetLog(index uint64, log *raft.Log) error {
 	return l.in.GetLog(index, log)
 }
 
-// FirstIndex is of what is on disk, which is never nothing where a leader writes.
+// FirstIndex is of what is on disk: 0 while all there is of a log that was emptied
+// is pending.
 func (l *lateLog) FirstIndex() (uint64, error) { return l.in.FirstIndex() }
 
 // LastIndex counts what is pending.
