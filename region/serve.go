@@ -46,7 +46,7 @@ func (s *Server) makeServers() error {
 	// that makes traces takes calls one by one: a span is made where gRPC begins.
 	server := func(plane link.Plane) *grpc.Server {
 		forward := &api.Forwarder{
-			Leader: s.leader, Uninitialised: s.uninitialised,
+			Leader: s.leader, Uninitialised: s.uninitialised, Failed: s.replica.Failed,
 			Conn: func(server string) (*grpc.ClientConn, error) {
 				s.metrics.forwarded[plane].Inc()
 				return s.peers.conn(plane, server)

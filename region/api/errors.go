@@ -63,6 +63,9 @@ func describe(d *pb.ErrorDetail) (codes.Code, string) {
 	case *pb.ErrorDetail_Invalid:
 		return codes.InvalidArgument, fmt.Sprintf("%s: %s", k.Invalid.GetField(), k.Invalid.GetRemedy())
 	case *pb.ErrorDetail_NotLeader:
+		if reason := k.NotLeader.GetReason(); reason != "" {
+			return codes.Unavailable, fmt.Sprintf("this server stops: %s; ask again, at another one", reason)
+		}
 		if k.NotLeader.GetLeader() == "" {
 			return codes.Unavailable, "the region has no leader right now; ask again in a moment"
 		}
@@ -95,6 +98,11 @@ func notLeader(leader string) error {
 	return fail(&pb.ErrorDetail{Kind: &pb.ErrorDetail_NotLeader{NotLeader: &pb.NotLeader{Leader: leader}}})
 }
 
+// stops is notLeader of a server whose store failed: nobody leads, and why.
+func stops(failed error) error {
+	return fail(&pb.ErrorDetail{Kind: &pb.ErrorDetail_NotLeader{NotLeader: &pb.NotLeader{Reason: failed.Error()}}})
+}
+
 func uninitialised(server string) error {
 	return fail(&pb.ErrorDetail{Kind: &pb.ErrorDetail_Uninitialised{Uninitialised: &pb.Uninitialised{Server: server}}})
 }
@@ -109,6 +117,9 @@ func resultError(res *pb.CommandResult, err error) error {
 	case errors.Is(err, replica.ErrNotLeader):
 		leader := ""
 		if nl := (*replica.NotLeaderError)(nil); errors.As(err, &nl) {
+			if nl.Failed != nil {
+				return stops(nl.Failed)
+			}
 			leader = nl.Leader
 		}
 		return notLeader(leader)

@@ -69,6 +69,8 @@ type Forwarder struct {
 	// Uninitialised returns this server's name until it belongs to a region's
 	// group, then ""; nil: it does.
 	Uninitialised func() string
+	// Failed is why this server stops, once its store has failed; nil: it never does.
+	Failed func() error
 	// Identify returns who a call is from.
 	Identify func(context.Context) (policy.Caller, bool)
 	// Local are the methods that every server answers itself.
@@ -131,6 +133,11 @@ func (f *Forwarder) target(ctx context.Context) (conn *grpc.ClientConn, leader s
 	if leader == "" && f.Uninitialised != nil {
 		if server := f.Uninitialised(); server != "" {
 			return nil, "", uninitialised(server)
+		}
+	}
+	if leader == "" && f.Failed != nil {
+		if failed := f.Failed(); failed != nil {
+			return nil, "", stops(failed)
 		}
 	}
 	// A client that claims to be forwarded only harms itself.

@@ -2,7 +2,10 @@ package api_test
 
 import (
 	"context"
+	"errors"
 	"net"
+	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -73,5 +76,33 @@ func TestACallThatMissesTheNextLeader(t *testing.T) {
 	_, err = f.Unary(t.Context(), &pb.AcquireRequest{}, &grpc.UnaryServerInfo{FullMethod: pb.LeaseService_Acquire_FullMethodName}, nil)
 	if detail(err).GetWrongTerm() == nil {
 		t.Errorf("answered %v", err)
+	}
+}
+
+// TestAServerThatStopsSaysWhy: its store failed and nobody leads that it knows of;
+// once another server does, that one answers.
+func TestAServerThatStopsSaysWhy(t *testing.T) {
+	leader, failed := "", error(nil)
+	sent := errors.New("sent on")
+	f := &api.Forwarder{
+		Leader:   func() (string, bool) { return leader, false },
+		Failed:   func() error { return failed },
+		Identify: func(context.Context) (policy.Caller, bool) { return policy.Caller{Name: "client/a"}, true },
+		Conn:     func(string) (*grpc.ClientConn, error) { return nil, sent },
+	}
+	ask := func() error {
+		_, err := f.Unary(t.Context(), &pb.AcquireRequest{}, &grpc.UnaryServerInfo{FullMethod: pb.LeaseService_Acquire_FullMethodName}, nil)
+		return err
+	}
+	if err := ask(); detail(err).GetNotLeader() == nil || detail(err).GetNotLeader().GetReason() != "" {
+		t.Errorf("no leader: %v", err)
+	}
+	failed = syscall.EIO
+	if err := ask(); detail(err).GetNotLeader().GetReason() != failed.Error() || !strings.Contains(err.Error(), failed.Error()) {
+		t.Errorf("a broken disk: %v", err)
+	}
+	leader = "eu-2"
+	if err := ask(); !strings.Contains(err.Error(), sent.Error()) {
+		t.Errorf("another server leads: %v", err)
 	}
 }

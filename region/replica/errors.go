@@ -31,10 +31,16 @@ var (
 // ready).
 type NotLeaderError struct {
 	Leader string
+	// Failed is the store write that failed, after which this server stops; nil:
+	// none did, or another server leads.
+	Failed error
 }
 
 func (e *NotLeaderError) Error() string {
-	if e.Leader == "" {
+	switch {
+	case e.Failed != nil:
+		return fmt.Sprintf("not the leader; this server stops: %v", e.Failed)
+	case e.Leader == "":
 		return "not the leader; leader unknown, try again"
 	}
 	return fmt.Sprintf("not the leader; ask %s", e.Leader)
@@ -51,10 +57,9 @@ func (r *Replica) outcome(err error) error {
 		errors.Is(err, raft.ErrLeadershipTransferInProgress),
 		errors.Is(err, raft.ErrEnqueueTimeout):
 		return r.notLeader()
-	case errors.Is(err, raft.ErrLeadershipLost):
-		if failed := r.stores.guard.failure(); failed != nil { // this is why
-			return fmt.Errorf("%w: %w: %w", ErrUnknown, err, failed)
-		}
+	}
+	if failed := r.Failed(); failed != nil && !errors.Is(err, failed) { // this is why
+		return fmt.Errorf("%w: %w: %w", ErrUnknown, err, failed)
 	}
 	return fmt.Errorf("%w: %w", ErrUnknown, err)
 }
@@ -67,5 +72,12 @@ func (r *Replica) notLeader() error {
 	if self {
 		name = ""
 	}
+	if name == "" {
+		return &NotLeaderError{Failed: r.Failed()}
+	}
 	return &NotLeaderError{Leader: name}
 }
+
+// Failed is the first store write that failed, which stops this server; nil: none
+// did.
+func (r *Replica) Failed() error { return r.stores.guard.failure() }

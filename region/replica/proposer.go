@@ -200,7 +200,7 @@ func (q *proposer) push(p *proposal, lane int) error {
 	}
 	switch {
 	case q.closed:
-		return &NotLeaderError{}
+		return q.r.notLeader()
 	case len(q.lanes[lane].items) >= limit:
 		return ErrOverloaded
 	}

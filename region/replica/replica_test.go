@@ -240,8 +240,31 @@ func TestFailedWriteStops(t *testing.T) {
 		n := c.setup()
 		cause := errors.New("input/output error")
 		n.disk.failWith(cause)
-		if _, err := n.reserve(context.Background()); !errors.Is(err, ErrUnknown) {
-			t.Errorf("propose: %v, want unknown outcome", err)
+		// What is in flight, waits for its turn or comes later, everybody is told why.
+		told := make(chan error)
+		for range 20 {
+			go func() {
+				_, err := n.reserve(context.Background())
+				told <- err
+			}()
+		}
+		unknown := 0
+		for range 20 {
+			err := <-told
+			if errors.Is(err, ErrUnknown) {
+				unknown++
+			} else if !errors.Is(err, ErrNotLeader) {
+				t.Errorf("propose: %v, want unknown outcome or not the leader", err)
+			}
+			if !strings.Contains(err.Error(), cause.Error()) {
+				t.Errorf("propose: %v, does not say %v", err, cause)
+			}
+		}
+		if unknown == 0 {
+			t.Error("no proposal was in flight")
+		}
+		if _, err := n.reserve(context.Background()); !errors.Is(err, ErrNotLeader) || !strings.Contains(err.Error(), cause.Error()) {
+			t.Errorf("propose: %v, want not the leader, and %v", err, cause)
 		}
 		if err := <-n.done; !errors.Is(err, cause) {
 			t.Errorf("run: %v, want %v", err, cause)

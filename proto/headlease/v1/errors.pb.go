@@ -674,8 +674,10 @@ func (x *Invalid) GetRemedy() string {
 }
 
 type NotLeader struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Leader        string                 `protobuf:"bytes,1,opt,name=leader,proto3" json:"leader,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Leader string                 `protobuf:"bytes,1,opt,name=leader,proto3" json:"leader,omitempty"`
+	// reason is why this server stops, if it does: its store failed.
+	Reason        string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -713,6 +715,13 @@ func (*NotLeader) Descriptor() ([]byte, []int) {
 func (x *NotLeader) GetLeader() string {
 	if x != nil {
 		return x.Leader
+	}
+	return ""
+}
+
+func (x *NotLeader) GetReason() string {
+	if x != nil {
+		return x.Reason
 	}
 	return ""
 }
@@ -1053,9 +1062,10 @@ const file_headlease_v1_errors_proto_rawDesc = "" +
 	"\x04what\x18\x02 \x01(\tR\x04what\"7\n" +
 	"\aInvalid\x12\x14\n" +
 	"\x05field\x18\x01 \x01(\tR\x05field\x12\x16\n" +
-	"\x06remedy\x18\x02 \x01(\tR\x06remedy\"#\n" +
+	"\x06remedy\x18\x02 \x01(\tR\x06remedy\";\n" +
 	"\tNotLeader\x12\x16\n" +
-	"\x06leader\x18\x01 \x01(\tR\x06leader\"'\n" +
+	"\x06leader\x18\x01 \x01(\tR\x06leader\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"'\n" +
 	"\rUninitialised\x12\x16\n" +
 	"\x06server\x18\x01 \x01(\tR\x06server\"-\n" +
 	"\fStaleRequest\x12\x1d\n" +
