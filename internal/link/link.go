@@ -166,6 +166,12 @@ func (l *Links) Close() error {
 	return nil
 }
 
+func (l *Links) isClosed() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.closed
+}
+
 // track makes Close responsible for c; it fails once Close was called.
 func (l *Links) track(c closer) error {
 	l.mu.Lock()
@@ -198,6 +204,9 @@ func (l *Links) spawn(f func()) bool {
 // dialRaw makes the faulted connection below the handshake. A dial to a dropped
 // peer hangs until its deadline or the end of the rule, as a lost SYN would.
 func (l *Links) dialRaw(ctx context.Context, plane Plane, peer Peer) (*conn, error) {
+	if l.isClosed() { // wrap says so too, but then the peer has been called for nothing
+		return nil, fmt.Errorf("dial %s of %s: %w", plane, peer, ErrClosed)
+	}
 	if err := l.passDial(ctx, plane, peer); err != nil {
 		return nil, fmt.Errorf("dial %s of %s: %w", plane, peer, err)
 	}

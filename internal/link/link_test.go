@@ -2,6 +2,7 @@ package link
 
 import (
 	"context"
+	"errors"
 	"io"
 	"log/slog"
 	"net"
@@ -154,3 +155,28 @@ func TestGRPCCarriesIdentity(t *testing.T) {
 }
 
 var _ net.Listener = (*secured)(nil)
+
+// TestAClosedLinksCallsNobody: it says that it is closed before it dials.
+func TestAClosedLinksCallsNobody(t *testing.T) {
+	creds, err := pki.Load(pki.LoadConfig{Dir: set(t, "c"), Want: eu1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	called := 0
+	l, err := New(Config{Identity: eu1, Credentials: creds, Dial: func(context.Context, string, string) (net.Conn, error) {
+		called++
+		return nil, errors.New("refused")
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.dial(t.Context(), PlaneRaft, peerOf(eu2, "127.0.0.1:1")); err == nil || called != 1 {
+		t.Fatalf("dialled %d times: %v", called, err)
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.dial(t.Context(), PlaneRaft, peerOf(eu2, "127.0.0.1:1")); !errors.Is(err, ErrClosed) || called != 1 {
+		t.Errorf("closed, dialled %d times: %v", called-1, err)
+	}
+}
