@@ -45,6 +45,7 @@ type node struct {
 	exits  chan error
 	cancel context.CancelFunc
 	done   chan error
+	over   chan struct{} // closed when Run has returned
 }
 
 // cluster runs servers in this process, over simNet or loopback TCP.
@@ -63,9 +64,30 @@ type cluster struct {
 }
 
 func newCluster(t testing.TB, sim *simNet, names []string, edit func(*Config)) *cluster {
-	return &cluster{
+	c := &cluster{
 		t: t, dir: t.TempDir(), sim: sim, tcp: &tcpPeers{addr: map[string]string{}}, names: names, edit: edit,
 		nodes: map[string]*node{}, clock: goClock{time.Now()},
+	}
+	t.Cleanup(c.abandon)
+	return c
+}
+
+// abandon ends what a test that has failed left running: a bubble waits for it.
+func (c *cluster) abandon() {
+	if !c.t.Failed() {
+		return
+	}
+	for _, n := range c.all() {
+		n.disk.free()
+		if n.cancel == nil {
+			_ = n.r.Close()
+			continue
+		}
+		n.cancel()
+		<-n.over
+	}
+	if c.sim != nil {
+		time.Sleep(30 * time.Second) // virtual: transports' timers run out
 	}
 }
 
@@ -142,7 +164,7 @@ func (c *cluster) config(name string) Config {
 // open opens a server without running it.
 func (c *cluster) open(name string) *node {
 	c.t.Helper()
-	n := &node{c: c, name: name, disk: newTestDisk(), obs: &recorder{}, exits: make(chan error, 1), done: make(chan error, 1)}
+	n := &node{c: c, name: name, disk: newTestDisk(), obs: &recorder{}, exits: make(chan error, 1), done: make(chan error, 1), over: make(chan struct{})}
 	cfg := c.config(name)
 	cfg.Disk, cfg.Observer = n.disk, n.obs
 	if c.wrap != nil {
@@ -173,7 +195,10 @@ func (c *cluster) open(name string) *node {
 func (n *node) run() {
 	ctx, cancel := context.WithCancel(context.Background())
 	n.cancel = cancel
-	go func() { n.done <- n.r.Run(ctx) }()
+	go func() {
+		defer close(n.over)
+		n.done <- n.r.Run(ctx)
+	}()
 }
 
 func (n *node) stop() error {
@@ -339,6 +364,21 @@ func (d *testDisk) release() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	close(d.gate)
+}
+
+// free lets go whatever hangs.
+func (d *testDisk) free() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	select {
+	case <-d.gate:
+	default:
+		close(d.gate)
+	}
+	for _, held := range d.held {
+		close(held)
+	}
+	d.held = nil
 }
 
 func (d *testDisk) failOp(op string, err error) {
