@@ -76,7 +76,7 @@ func (c *Cluster) conn(plane link.Plane, p clusterfile.Process) (*grpc.ClientCon
 	return conn, nil
 }
 
-// Unreachable is a process that did not answer on a plane.
+// Unreachable is a process that did not answer on a plane, or only that it cannot now.
 type Unreachable struct {
 	Process clusterfile.Process
 	Plane   link.Plane
@@ -86,6 +86,9 @@ type Unreachable struct {
 func (u *Unreachable) Error() string {
 	who, address := u.Process.Identity(), addressOf(u.Process, u.Plane)
 	why := strings.TrimPrefix(link.Reason(u.Err), fmt.Sprintf("dial %s of %s at %s: ", u.Plane, who, address))
+	if len(status.Convert(u.Err).Details()) > 0 { // its own words, with what to do
+		return fmt.Sprintf("%s at %s cannot say now: %s", who, address, why)
+	}
 	remedy := "start it, or correct its address in the cluster file"
 	switch {
 	case strings.Contains(why, context.DeadlineExceeded.Error()) && !strings.Contains(why, syscall.ECONNREFUSED.Error()):

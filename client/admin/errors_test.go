@@ -2,12 +2,14 @@ package admin
 
 import (
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/headlease/headlease/internal/clusterfile"
 	"github.com/headlease/headlease/internal/link"
+	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
 
 func TestTransferToARegionThatIsNone(t *testing.T) {
@@ -31,5 +33,19 @@ func TestUnreachableSaysOnceWhereAndWhatToDo(t *testing.T) {
 		if got, want := err.Error(), "witness/w1 did not answer on the votes plane at 10.9.1.1:7601: "+want; got != want {
 			t.Errorf("got  %s\nwant %s", got, want)
 		}
+	}
+}
+
+// A server without a leader does answer: to start it is no remedy.
+func TestUnreachableLeavesAServersOwnWords(t *testing.T) {
+	eu1 := clusterfile.Process{Role: "region", Region: "eu", Name: "eu-1", API: "10.1.0.1:7600"}
+	st, err := status.New(codes.Unavailable, "the region has no leader right now; ask again in a moment").WithDetails(
+		&pb.ErrorDetail{Kind: &pb.ErrorDetail_Lapsed{Lapsed: &pb.Lapsed{RetryNs: int64(time.Second)}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := (&Unreachable{Process: eu1, Plane: link.PlaneAPI, Err: st.Err()}).Error()
+	if want := "region/eu/eu-1 at 10.1.0.1:7600 cannot say now: the region has no leader right now; ask again in a moment"; got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
 	}
 }

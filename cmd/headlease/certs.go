@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -16,7 +17,7 @@ func newCertsCmd(a *app) *cobra.Command {
 		validity time.Duration
 	)
 	cmd := &cobra.Command{
-		Use:   "certs --out DIR",
+		Use:   "certs [--out DIR]",
 		Short: "Make the authority, certificates and gossip key of a cluster",
 		Long: `Certs makes, in DIR, the cluster's certificate authority, its gossip key, and a
 certificate for each server and witness of the cluster file, for the admin, and
@@ -33,10 +34,17 @@ own pair. Keep DIR/ca away from them all: who has it can be anybody.`,
 			if err != nil {
 				return err
 			}
+			if out == "" {
+				// Elsewhere it would find no authority, and make another one.
+				out = cmp.Or(f.Certs, "certs")
+			}
 			made, err := pki.Generate(pki.Config{
 				Dir: out, Cluster: f.Cluster, Identities: identities(f, clients), Validity: validity,
 			})
 			if err != nil {
+				return err
+			}
+			if err := a.printf("in %s:\n", out); err != nil {
 				return err
 			}
 			for _, file := range made.New {
@@ -52,7 +60,7 @@ own pair. Keep DIR/ca away from them all: who has it can be anybody.`,
 			return nil
 		},
 	}
-	cmd.Flags().StringVar(&out, "out", "certs", "directory to make them in")
+	cmd.Flags().StringVar(&out, "out", "", "directory to make them in (default that of --certs, HEADLEASE_CERTS or the cluster file, else certs)")
 	cmd.Flags().StringArrayVar(&clients, "client", nil, "also make one for the client of this name; repeat for more")
 	cmd.Flags().DurationVar(&validity, "validity", 0, "how long the new certificates are valid (default two years)")
 	return cmd

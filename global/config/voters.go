@@ -10,7 +10,7 @@ import (
 )
 
 // ErrUninitialised: this voter has no configuration and does not vote.
-var ErrUninitialised = errors.New("no configuration yet; run headlease init")
+var ErrUninitialised = errors.New("no configuration yet; run headlease init, or replace this voter by itself if the cluster has been set up")
 
 // OtherClusterError: the message is of another cluster.
 type OtherClusterError struct {

@@ -216,7 +216,7 @@ func Warning(voters int) string {
 	case voters == 1:
 		return "1 voter: its death is the region's; for development only, use 3 or 5"
 	case voters%2 == 0:
-		return fmt.Sprintf("%d voters, an even number, survive no more losses than %d; add or remove one", voters, voters-1)
+		return fmt.Sprintf("%d voters, an even number, which survives no more losses than %d; add or remove one", voters, voters-1)
 	case voters > 5:
 		return fmt.Sprintf("%d voters: each commit waits for %d disks; 5 survive two losses", voters, majority(voters))
 	}
