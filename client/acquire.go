@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"time"
 
 	"google.golang.org/grpc"
@@ -241,7 +240,7 @@ func (w *waiting) await(ctx context.Context) (outcome, error) {
 				return out, out.err
 			case <-w.elsewhere.found():
 				return outcome{}, w.elsewhere.notOwner(w.resource)
-			case <-time.After(spread(pause, askedToWait(err))):
+			case <-time.After(r.client.cfg.random.spread(pause, askedToWait(err))):
 			}
 			continue
 		case errors.Is(err, ErrSessionExpired):
@@ -274,12 +273,6 @@ func (w *waiting) await(ctx context.Context) (outcome, error) {
 	}
 }
 
-// spread is a pause of about that length, and not under what was asked for: clients
-// whose server has died do not come again all at once.
-func spread(pause, asked time.Duration) time.Duration {
-	return max(pause/2+rand.N(pause), asked+rand.N(asked/4+1))
-}
-
 // queued waits for the hand-over; done is false when it is time to ask again.
 // While the region cannot be reached it looks for another owner, and keeps its
 // place: only an owner's own word that it owns the partition ends it.
@@ -287,7 +280,7 @@ func (w *waiting) queued(ctx context.Context, attached <-chan struct{}) (out out
 	r, s := w.region, w.session
 	tick := time.NewTicker(max(s.ttl/12, sweepEvery))
 	defer tick.Stop()
-	probe := time.NewTimer(probeEvery - rand.N(probeEvery/4))
+	probe := time.NewTimer(probeEvery - r.client.cfg.random(probeEvery/4))
 	defer probe.Stop()
 	for {
 		select {
@@ -313,7 +306,7 @@ func (w *waiting) queued(ctx context.Context, attached <-chan struct{}) (out out
 					return outcome{}, false, err
 				}
 			}
-			probe.Reset(probeEvery - rand.N(probeEvery/4))
+			probe.Reset(probeEvery - r.client.cfg.random(probeEvery/4))
 		}
 	}
 }

@@ -67,6 +67,9 @@ type Config struct {
 	// Ended, if set, is called when Close or Leave has ended everything else: what
 	// the client had for itself alone is closed there. Its error is joined to theirs.
 	Ended func() error
+
+	// random defaults to fair dice; tests load them.
+	random dice
 }
 
 func (c Config) withDefaults() (Config, error) {
@@ -78,6 +81,9 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.Home == "" && len(c.Regions) > 0 {
 		c.Home = c.Regions[0].Name
+	}
+	if c.random == nil {
+		c.random = fairDice
 	}
 	if c.Clock == nil {
 		sys, err := clock.NewSystem()

@@ -32,6 +32,7 @@ type conns struct {
 	region  string
 	servers []Server
 	links   Links
+	random  dice
 	logger  *slog.Logger
 	// found is called, and must not wait, when a server is found to hang that has
 	// the region's stream: another one answers in its place. nil: nobody asks.
@@ -50,9 +51,9 @@ type conns struct {
 	lag    lag
 }
 
-func newConns(links Links, r Region) *conns {
+func newConns(links Links, r Region, random dice) *conns {
 	return &conns{
-		region: r.Name, servers: r.Servers, links: links, logger: slog.New(slog.DiscardHandler),
+		region: r.Name, servers: r.Servers, links: links, random: random, logger: slog.New(slog.DiscardHandler),
 		open: make([]*connection, len(r.Servers)),
 	}
 }
@@ -137,6 +138,13 @@ func (c *conns) do(ctx context.Context, call func(context.Context, *grpc.ClientC
 		// answer others, and whether it hangs is found out beside.
 		if !knowsAnother(err) {
 			c.leave(a.on, false)
+			continue
+		}
+		// It has told all whose calls were at the leader of before, at once.
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(c.random(minRetry)):
 		}
 	}
 	return last

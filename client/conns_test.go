@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -30,7 +32,7 @@ func TestF3AServerWithoutDataIsPassedOver(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := newConns(byName{}, Region{Name: "eu", Servers: []Server{{Name: "eu-1"}, {Name: "eu-2"}, {Name: "eu-3"}}})
+	c := newConns(byName{}, Region{Name: "eu", Servers: []Server{{Name: "eu-1"}, {Name: "eu-2"}, {Name: "eu-3"}}}, fairDice)
 	defer func() { _ = c.close() }()
 	var asked []string
 	down := ""
@@ -70,7 +72,7 @@ func TestF3AServerWithoutDataIsPassedOver(t *testing.T) {
 // TestAClosedConnectionCountsAsNoTry: whoever finds a server hung closes the
 // connection under the others' calls.
 func TestAClosedConnectionCountsAsNoTry(t *testing.T) {
-	c := newConns(byName{}, Region{Name: "eu", Servers: []Server{{Name: "eu-1"}, {Name: "eu-2"}, {Name: "eu-3"}}})
+	c := newConns(byName{}, Region{Name: "eu", Servers: []Server{{Name: "eu-1"}, {Name: "eu-2"}, {Name: "eu-3"}}}, fairDice)
 	defer func() { _ = c.close() }()
 	calls := 0
 	closing := func(n int) error {
@@ -99,7 +101,7 @@ func TestAClosedConnectionCountsAsNoTry(t *testing.T) {
 // when that has ended, however it did.
 func TestAHungServersConnectionIsClosed(t *testing.T) {
 	for _, streams := range []bool{false, true} {
-		c := newConns(byName{}, Region{Name: "eu", Servers: []Server{{Name: "eu-1"}, {Name: "eu-2"}}})
+		c := newConns(byName{}, Region{Name: "eu", Servers: []Server{{Name: "eu-1"}, {Name: "eu-2"}}}, fairDice)
 		defer func() { _ = c.close() }()
 		x, err := c.current()
 		if err != nil {
@@ -119,4 +121,46 @@ func TestAHungServersConnectionIsClosed(t *testing.T) {
 			t.Errorf("with a stream (%v): kept when that has ended", streams)
 		}
 	}
+}
+
+// TestAskedAgainOfTheNewLeaderAfterAPause: a follower tells all whose calls were at
+// the leader of before in the same moment that there is another one.
+func TestAskedAgainOfTheNewLeaderAfterAPause(t *testing.T) {
+	st, err := status.New(codes.Unavailable, "another leader").WithDetails(&pb.ErrorDetail{Kind: &pb.ErrorDetail_WrongTerm{WrongTerm: &pb.WrongTerm{}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		random := []time.Duration{7 * time.Millisecond, 19 * time.Millisecond, 3 * time.Millisecond}
+		rolled := 0
+		c := newConns(byName{}, Region{Name: "eu", Servers: []Server{{Name: "eu-1"}, {Name: "eu-2"}, {Name: "eu-3"}}}, func(n time.Duration) time.Duration {
+			if n != minRetry {
+				t.Errorf("a pause of up to %v", n)
+			}
+			rolled++
+			return random[rolled-1]
+		})
+		defer func() { _ = c.close() }()
+		var asked []time.Duration
+		do := func(ctx context.Context) error {
+			asked, rolled = nil, 0
+			began := time.Now()
+			return c.do(ctx, func(_ context.Context, cc *grpc.ClientConn) error {
+				if asked = append(asked, time.Since(began)); cc.Target() != "passthrough:///eu-1" {
+					t.Errorf("asked %s, which may be the leader of before", cc.Target())
+				}
+				return st.Err()
+			})
+		}
+		if err := do(t.Context()); !errors.Is(err, ErrUnavailable) || len(asked) != 3 ||
+			asked[0] != 0 || asked[1] != 7*time.Millisecond || asked[2] != 26*time.Millisecond {
+			t.Errorf("asked at %v: %v", asked, err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		defer cancel()
+		began := time.Now()
+		if err := do(ctx); err == nil || len(asked) != 2 || time.Since(began) != 10*time.Millisecond {
+			t.Errorf("asked at %v, ended after %v: %v", asked, time.Since(began), err)
+		}
+	})
 }

@@ -76,7 +76,7 @@ func TestPausesOfAnyAnswer(t *testing.T) {
 	for _, ns := range []int64{math.MinInt64, -1, 0, 1, int64(time.Second), math.MaxInt64} {
 		asked := askedToWait(&Error{Detail: &pb.ErrorDetail{Kind: &pb.ErrorDetail_Lapsed{Lapsed: &pb.Lapsed{RetryNs: ns}}}})
 		for range 100 {
-			if p := spread(minRetry, asked); p < minRetry/2 || p < asked || p > 2*time.Second {
+			if p := dice(fairDice).spread(minRetry, asked); p < minRetry/2 || p < asked || p > 2*time.Second {
 				t.Fatalf("asked for %d ns: a pause of %v", ns, p)
 			}
 		}

@@ -1,5 +1,10 @@
 package client
 
+import "time"
+
+// LoadDice has the client's pauses take f's times in the place of random ones.
+func (c *Config) LoadDice(f func(n time.Duration) time.Duration) { c.random = f }
+
 // MoveCalls has the calls in a region go to its next server, as when one has
 // failed; the stream stays.
 func (c *Client) MoveCalls(region string) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -85,7 +84,7 @@ func (f *feed) run(ctx context.Context) error {
 			return context.Cause(ctx)
 		case <-elsewhere.found():
 			return elsewhere.notOwner(f.resource)
-		case <-time.After(pause/2 + rand.N(pause)):
+		case <-time.After(r.client.cfg.random.about(pause)):
 		}
 	}
 }
@@ -129,7 +128,7 @@ func (f *feed) follow(ctx context.Context, cc *grpc.ClientConn) (useful bool, er
 	late := 2*f.options.progress + f.options.progress/2
 	silence := time.NewTimer(late)
 	defer silence.Stop()
-	owner := time.NewTimer(ownerEvery/2 + rand.N(ownerEvery))
+	owner := time.NewTimer(f.region.client.cfg.random.about(ownerEvery))
 	defer owner.Stop()
 	moved := make(chan error, 1)
 	for {
@@ -154,7 +153,7 @@ func (f *feed) follow(ctx context.Context, cc *grpc.ClientConn) (useful bool, er
 			if err != nil {
 				return useful, err
 			}
-			owner.Reset(ownerEvery/2 + rand.N(ownerEvery))
+			owner.Reset(f.region.client.cfg.random.about(ownerEvery))
 		case <-owner.C:
 			if f.resource != "" {
 				reading.Go(func() { moved <- f.stillOwner(ctx) })

@@ -76,7 +76,7 @@ func ReleaseHandle(ctx context.Context, cfg Config, h Handle) (err error) {
 	var conns *conns
 	for _, r := range cfg.Regions {
 		if r.Name == h.Region {
-			conns = newConns(cfg.Links, r)
+			conns = newConns(cfg.Links, r, fairDice)
 		}
 	}
 	if conns == nil {
@@ -96,7 +96,7 @@ func ReleaseHandle(ctx context.Context, cfg Config, h Handle) (err error) {
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("%w (last: %w)", context.Cause(ctx), err)
-		case <-time.After(pause):
+		case <-time.After(dice(fairDice).spread(pause, askedToWait(err))):
 		}
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -119,7 +118,7 @@ func (l *lookup) run(ctx context.Context, resource string) {
 				}
 				select {
 				case <-ctx.Done():
-				case <-time.After(pause/2 + rand.N(pause)):
+				case <-time.After(l.client.cfg.random.about(pause)):
 				}
 			}
 		})

@@ -94,7 +94,7 @@ type outcome struct {
 
 func newRegion(c *Client, r Region) *region {
 	out := &region{
-		client: c, name: r.Name, conns: newConns(c.cfg.Links, r),
+		client: c, name: r.Name, conns: newConns(c.cfg.Links, r, c.cfg.random),
 		wake: make(chan struct{}, 1), tick: make(chan struct{}, 1),
 		table: validity.New(validity.Config{}), sessions: map[string]*session{},
 	}

@@ -39,7 +39,7 @@ func (r *region) release(ctx context.Context, l *Lease) error {
 	told := make(chan struct{})
 	if !r.client.spawn(func() {
 		defer close(told)
-		r.keepReleasing(l.session, l.resource, l.token, l)
+		r.keepReleasing(l.session, l.resource, l.token, l, r.client.cfg.random.spread(minRetry, askedToWait(err)))
 	}) {
 		return ErrClosed // and the session with it
 	}
@@ -74,12 +74,13 @@ func (r *region) sendRelease(ctx context.Context, s *session, resource string, t
 	return fmt.Errorf("release %s (token %s): %w", resource, token, err)
 }
 
-// keepReleasing releases until that works or the session is over; then l, if
-// given, is forgotten. While the region is not heard it waits: thousands of leases
-// may have been lost with it, and a session that it hears no more ends them there.
-func (r *region) keepReleasing(s *session, resource string, token fence.Token, l *Lease) {
+// keepReleasing releases, after a while, until that works or the session is over;
+// then l, if given, is forgotten. While the region is not heard it waits: thousands
+// of leases may have been lost with it, and a session that it hears no more ends
+// them there.
+func (r *region) keepReleasing(s *session, resource string, token fence.Token, l *Lease, after time.Duration) {
 	for pause := 2 * minRetry; ; pause = min(2*pause, time.Second) {
-		if !r.awaitHeard(s) {
+		if !r.awaitHeard(s, after) {
 			return
 		}
 		err := r.sendRelease(s.ctx, s, resource, token)
@@ -87,11 +88,7 @@ func (r *region) keepReleasing(s *session, resource string, token fence.Token, l
 			break
 		}
 		r.client.cfg.Logger.Debug("release failed", "region", r.name, "resource", resource, "token", token.String(), "error", err)
-		select {
-		case <-s.ctx.Done():
-			return
-		case <-time.After(pause):
-		}
+		after = r.client.cfg.random.spread(pause, askedToWait(err))
 	}
 	if l != nil {
 		r.mu.Lock()
@@ -100,10 +97,16 @@ func (r *region) keepReleasing(s *session, resource string, token fence.Token, l
 	}
 }
 
-// awaitHeard waits until the region answers on a stream; false when the session
+// awaitHeard waits for a while and until the region answers on a stream, and not
+// only since that moment, in which all others hear it too; false when the session
 // is over before.
-func (r *region) awaitHeard(s *session) bool {
+func (r *region) awaitHeard(s *session, after time.Duration) bool {
 	for {
+		select {
+		case <-s.ctx.Done():
+			return false
+		case <-time.After(after):
+		}
 		r.mu.Lock()
 		up, attached := r.stream.up, s.attached
 		r.mu.Unlock()
@@ -115,6 +118,7 @@ func (r *region) awaitHeard(s *session) bool {
 			return false
 		case <-attached:
 		}
+		after = r.client.cfg.random(giveBackWithin)
 	}
 }
 
@@ -125,5 +129,5 @@ func (r *region) releaseStranger(s *session, resource string, token fence.Token)
 		return
 	}
 	r.table.Releasing(r.now(), s.id, resource, token)
-	r.client.spawn(func() { r.keepReleasing(s, resource, token, nil) })
+	r.client.spawn(func() { r.keepReleasing(s, resource, token, nil, 0) })
 }

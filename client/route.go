@@ -57,7 +57,7 @@ func (c *Client) route(ctx context.Context, resource string, do func(context.Con
 			return gaveUp()
 		case <-c.ctx.Done():
 			return ErrClosed
-		case <-time.After(spread(pause, askedToWait(err))):
+		case <-time.After(c.cfg.random.spread(pause, askedToWait(err))):
 		}
 		if next == "" {
 			l := c.lookAround(resource, nil)

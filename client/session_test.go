@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -55,6 +57,8 @@ func (s countingStream) SendMsg(m any) error {
 type releaseLinks struct {
 	client.Links
 	tries atomic.Int64
+	mu    sync.Mutex
+	first map[string]time.Time // by resource
 }
 
 func (l *releaseLinks) DialGRPC(plane link.Plane, peer link.Peer, extra ...grpc.DialOption) (*grpc.ClientConn, error) {
@@ -62,6 +66,11 @@ func (l *releaseLinks) DialGRPC(plane link.Plane, peer link.Peer, extra ...grpc.
 		func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, call grpc.UnaryInvoker, o ...grpc.CallOption) error {
 			if method == pb.LeaseService_Release_FullMethodName {
 				l.tries.Add(1)
+				l.mu.Lock()
+				if r, ok := req.(*pb.ReleaseRequest); ok && l.first[r.GetResource()].IsZero() {
+					l.first[r.GetResource()] = time.Now()
+				}
+				l.mu.Unlock()
 			}
 			return call(ctx, method, req, reply, cc, o...)
 		})
@@ -72,7 +81,7 @@ func (l *releaseLinks) DialGRPC(plane link.Plane, peer link.Peer, extra ...grpc.
 // tried until then, lease by lease.
 func TestLostLeasesWaitForTheirRegion(t *testing.T) {
 	inWorld(t, func(w *world) {
-		links := &releaseLinks{Links: w.Links("a")}
+		links := &releaseLinks{Links: w.Links("a"), first: map[string]time.Time{}}
 		c := w.client("a", func(cfg *client.Config) { cfg.Links = links })
 		const n = 20
 		leases := make([]*client.Lease, n)
@@ -104,6 +113,75 @@ func TestLostLeasesWaitForTheirRegion(t *testing.T) {
 			t.Errorf("%d tries for %d leases", tries, n)
 		}
 	})
+}
+
+// All clients lose what they hold in a lapse at the same instant, and hear a lost
+// region again at the same one: they do not all give back at once.
+func TestLostLeasesAreNotGivenBackAllAtOnce(t *testing.T) {
+	for how, lose := range map[string]func(w *world, lost func()){
+		"a lapse": func(w *world, lost func()) {
+			w.eu.Lapse(true)
+			lost()
+			w.eu.Lapse(false)
+		},
+		"a region not heard": func(w *world, lost func()) {
+			for i := range 3 {
+				w.eu.Server(i).Freeze()
+			}
+			lost()
+			for i := range 3 {
+				w.eu.Server(i).Thaw()
+			}
+		},
+	} {
+		t.Run(how, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				const n = 20
+				var mu sync.Mutex
+				rolled := 0
+				links := &releaseLinks{Links: w.Links("a"), first: map[string]time.Time{}}
+				c := w.client("a", func(cfg *client.Config) {
+					cfg.Links = links
+					cfg.LoadDice(func(n time.Duration) time.Duration { // all twenty sides in turn
+						mu.Lock()
+						defer mu.Unlock()
+						rolled++
+						return n * time.Duration(rolled%20) / 20
+					})
+				})
+				s := w.session(c, client.SessionOptions{TTL: time.Minute})
+				leases := make([]*client.Lease, n)
+				for i := range leases {
+					leases[i] = w.take(s, fmt.Sprint("lock/", i))
+				}
+				lose(w, func() {
+					for _, l := range leases {
+						w.lost(l, ttl)
+					}
+					time.Sleep(time.Second) // virtual
+				})
+				for i := range leases {
+					w.free(2*time.Second, fmt.Sprint("lock/", i))
+				}
+				links.mu.Lock()
+				defer links.mu.Unlock()
+				at := slices.SortedFunc(maps.Values(links.first), time.Time.Compare)
+				if len(at) != n {
+					t.Fatalf("%d leases were released of %d", len(at), n)
+				}
+				together := 0
+				for i, first := 0, 0; i < n; i++ {
+					for at[i].Sub(at[first]) >= 50*time.Millisecond {
+						first++
+					}
+					together = max(together, i-first+1)
+				}
+				if spread := at[n-1].Sub(at[0]); together > n/4 || spread > time.Second {
+					t.Errorf("%d of %d releases within 50ms, all within %v", together, n, spread)
+				}
+			})
+		})
+	}
 }
 
 func (w *world) session(c *client.Client, o client.SessionOptions) *client.Session {

@@ -51,7 +51,7 @@ func (r *region) run() {
 		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(pause):
+		case <-time.After(r.client.cfg.random.about(pause)):
 		}
 	}
 }

@@ -87,7 +87,8 @@ func (r *region) lookAt(s *session, now instant.Instant) instant.Instant {
 			continue
 		}
 		r.beginRelease(l)
-		r.client.spawn(func() { r.keepReleasing(s, l.resource, l.token, l) })
+		after := r.client.cfg.random(giveBackWithin)
+		r.client.spawn(func() { r.keepReleasing(s, l.resource, l.token, l, after) })
 	}
 	s.soonest = soonest
 	if soonest == 0 {
