@@ -34,6 +34,8 @@ type Config struct {
 	// Partition of a resource: tokens are unique within one. Nil: all are in
 	// one partition.
 	Partition func(resource string) string
+	// apart: requests that nobody speaks of keep their names. For tests.
+	apart bool
 }
 
 // Verdict on a history.
@@ -88,7 +90,7 @@ func Check(h History, cfg Config) *Verdict {
 		v.Violations = append(v.Violations, p.unfounded(h.Beliefs)...)
 	}
 	v.Violations = append(v.Violations, tokensOnce(h, cfg.Partition)...)
-	parts, slots, unexplained := compile(h, p, timed)
+	parts, slots, unexplained := compile(h, p, timed, cfg.apart)
 	v.Violations = append(v.Violations, unexplained...)
 	for _, resource := range slices.Sorted(maps.Keys(parts)) {
 		model, tired := patient(Model(slots[resource]), cfg.Steps)
@@ -170,6 +172,7 @@ type compiler struct {
 	h     History
 	p     *promises
 	timed bool
+	apart bool
 
 	part     map[request]string
 	again    map[request]bool
@@ -180,7 +183,10 @@ type compiler struct {
 	unknown  map[request][]*Op
 	clients  map[string]int
 	end      time.Duration
-	out      map[string][]porcupine.Operation
+	noticed  map[request]bool
+	// unnoticed requests so far, of a session for a resource.
+	unnoticed map[hold]int
+	out       map[string][]porcupine.Operation
 	// slots of each part.
 	slots map[string]int
 	// found are facts that nothing explains, or that came too early.
@@ -189,10 +195,10 @@ type compiler struct {
 
 // compile makes each lock's operations, and returns what it finds wrong
 // already.
-func compile(h History, p *promises, timed bool) (parts map[string][]porcupine.Operation, slots map[string]int, found []string) {
+func compile(h History, p *promises, timed, apart bool) (parts map[string][]porcupine.Operation, slots map[string]int, found []string) {
 	c := &compiler{
-		h: h, p: p, timed: timed, part: map[request]string{}, again: map[request]bool{}, terms: map[request]terms{}, ttl: map[string]time.Duration{},
-		opened: map[string]time.Duration{}, acquires: map[string][]*Op{}, unknown: map[request][]*Op{}, clients: map[string]int{}, out: map[string][]porcupine.Operation{}, slots: map[string]int{},
+		h: h, p: p, timed: timed, apart: apart, part: map[request]string{}, again: map[request]bool{}, terms: map[request]terms{}, ttl: map[string]time.Duration{},
+		opened: map[string]time.Duration{}, acquires: map[string][]*Op{}, unknown: map[request][]*Op{}, clients: map[string]int{}, noticed: map[request]bool{}, unnoticed: map[hold]int{}, out: map[string][]porcupine.Operation{}, slots: map[string]int{},
 	}
 	c.index()
 	touched := map[string]map[string]bool{} // sessions by resource
@@ -254,6 +260,7 @@ func (c *compiler) index() {
 		c.end = max(c.end, f.At)
 	}
 	c.end += 2
+	c.noticedRequests()
 }
 
 // add puts an operation into a lock's history.
@@ -310,6 +317,7 @@ func (c *compiler) call(op *Op) {
 		if in.quiet = true; c.unknown[in.request()][0] != op || !c.mayHold(op) {
 			return
 		}
+		in.unnoticed = c.count(op)
 	}
 	ret := op.Return
 	if in.maybe {

@@ -38,6 +38,8 @@ type lock struct {
 	closed []request
 	// gone are the sessions that have ended. Sorted.
 	gone []string
+	// unnoticed requests of those sessions that hold something. Sorted.
+	unnoticed []asks
 	// finished: nothing takes effect any more.
 	finished bool
 }
@@ -117,7 +119,7 @@ func (l *lock) String() string {
 func (l *lock) equal(o *lock) bool {
 	return l == o || l.draining == o.draining && l.floor == o.floor && l.finished == o.finished &&
 		slices.EqualFunc(l.places, o.places, func(a, b place) bool { return a.equal(&b) }) &&
-		slices.Equal(l.queue, o.queue) && slices.Equal(l.closed, o.closed) && slices.Equal(l.gone, o.gone)
+		slices.Equal(l.queue, o.queue) && slices.Equal(l.closed, o.closed) && slices.Equal(l.unnoticed, o.unnoticed) && slices.Equal(l.gone, o.gone)
 }
 
 var seed = maphash.MakeSeed()

@@ -38,6 +38,9 @@ type input struct {
 	forced bool
 	// quiet: if it took effect, then one that no queue and no holder shows.
 	quiet bool
+	// unnoticed numbers the quiet requests of which nobody else speaks; 0: it is
+	// none of them.
+	unnoticed int
 	// maybeClosed: a call without answer may have closed the request before.
 	maybeClosed bool
 	// maybeBelow: the request may have been below the lowest open one when it
@@ -135,8 +138,11 @@ func (l *lock) effect(in *input) (*lock, bool) {
 	r := in.request()
 	switch in.Kind {
 	case Acquire:
-		if l.isGone(in.Session) || l.isClosed(r) {
+		switch {
+		case l.isGone(in.Session) || l.isClosed(r):
 			return l, false
+		case in.unnoticed > 0:
+			return l.askUnnoticed(in)
 		}
 		return l.request(in)
 	case Cancel:
@@ -193,6 +199,7 @@ func (l *lock) endSessions(in *input) (*lock, bool) {
 	}
 	return l.edit(func(c *lock) {
 		c.gone = slices.Sorted(slices.Values(slices.Concat(c.gone, sessions)))
+		c.unnoticed = slices.DeleteFunc(slices.Clone(c.unnoticed), func(a asks) bool { return slices.Contains(sessions, a.session) })
 		over := func(q request) bool { return slices.Contains(sessions, q.session) }
 		c.leave(over)
 		if slices.ContainsFunc(c.closed, over) {
