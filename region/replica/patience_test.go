@@ -2,6 +2,7 @@ package replica
 
 import (
 	"fmt"
+	"log/slog"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -172,4 +173,50 @@ func TestPlace(t *testing.T) {
 			t.Errorf("%+v: place %d of %d, voter %v", c, n, voters, voter)
 		}
 	}
+}
+
+// TestWhomNobodyCanElectMakesNobodyImpatient: one that was removed and has not been
+// told asks for ever, and its log may be the longest.
+func TestWhomNobodyCanElectMakesNobodyImpatient(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, newSimNet(), three, nil)
+		c.start()
+		lead := c.setup()
+		layer := newStreams(c.sim.listen("gone"), "gone/1", Config{TransportTimeout: time.Second, Logger: slog.New(slog.DiscardHandler)})
+		trans := raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
+			Stream: layer, ServerAddressProvider: byID{}, MaxPool: 1, Timeout: time.Second, Logger: newHlog(slog.New(slog.DiscardHandler), "raft"),
+		})
+		defer func() { _ = trans.Close() }()
+		for k := range 5 {
+			time.Sleep(time.Second + time.Duration(k)*7*time.Millisecond)
+			c.sim.isolate(lead.name, true)
+			first := lead // to miss it: the other would have asked it before it asks
+			for _, n := range c.all() {
+				if n != lead && (first == lead || n.r.raft.Load().LastContact().Before(first.r.raft.Load().LastContact())) {
+					first = n
+				}
+			}
+			// Asked when it has missed its leader for a while, it bears that for as long as
+			// if it had not been asked.
+			rf := first.r.raft.Load()
+			time.Sleep(time.Until(rf.LastContact().Add(TimingLAN().Heartbeat / 2)))
+			req := &raft.RequestPreVoteRequest{
+				RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: []byte("gone/1"), Addr: []byte("gone")},
+				Term:      rf.CurrentTerm() + 1, LastLogTerm: 1 << 40, LastLogIndex: 1 << 40,
+			}
+			var resp raft.RequestPreVoteResponse
+			if err := trans.RequestPreVote(first.r.id, raft.ServerAddress(first.name), req, &resp); err != nil || resp.Granted {
+				t.Fatalf("granted %v: %v", resp.Granted, err)
+			}
+			time.Sleep(time.Until(rf.LastContact().Add(TimingLAN().Heartbeat * 5 / 4)))
+			if _, id := rf.LeaderWithID(); id != lead.r.id {
+				t.Errorf("%d: %s has given its leader up %v after it was heard last", k, first.name, time.Since(rf.LastContact()))
+			}
+			c.until("another leader", func() bool { return another(c, lead) })
+			c.sim.isolate(lead.name, false)
+			c.until("one leader", func() bool { return agreed(c) })
+			lead = c.leader()
+		}
+		c.stop()
+	})
 }

@@ -2,6 +2,7 @@ package replica
 
 import (
 	"context"
+	"slices"
 	"strconv"
 	"time"
 
@@ -67,7 +68,9 @@ func (r *Replica) watchSilence(ctx context.Context, rf *raft.Raft, trans transpo
 		case <-ctx.Done():
 			return
 		case o := <-asks:
-			if req, ok := o.Data.(raft.RequestPreVoteRequest); ok {
+			// Whom nobody can elect, as one that was removed and has not been told, asks for
+			// ever, and would have every short silence end its leader.
+			if req, ok := o.Data.(raft.RequestPreVoteRequest); ok && isVoter(rf, raft.ServerID(req.ID)) {
 				s.p.heardAsk(time.Now(), rival{raft.ServerID(req.ID), logEnd{req.LastLogTerm, req.LastLogIndex}})
 			}
 		case a := <-s.answers:
@@ -79,6 +82,12 @@ func (r *Replica) watchSilence(ctx context.Context, rf *raft.Raft, trans transpo
 		want = s.look(now, now.Sub(want) < overslept)
 		timer.Reset(time.Until(want))
 	}
+}
+
+func isVoter(rf *raft.Raft, id raft.ServerID) bool {
+	return slices.ContainsFunc(rf.GetConfiguration().Configuration().Servers, func(s raft.Server) bool {
+		return s.ID == id && s.Suffrage == raft.Voter
+	})
 }
 
 // look does what is due and returns when to look again.
