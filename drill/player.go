@@ -52,6 +52,7 @@ type player struct {
 	active map[int]string // steps in progress, for the live view
 	down   map[string]bool
 	paused map[string]bool
+	mayEnd map[string]bool // processes whose disk is broken
 
 	journal   []resource.Entry
 	stalls    []check.Stall
@@ -65,7 +66,7 @@ func (r *rig) once(ctx context.Context, s plan.Scenario, unguarded bool) (*playe
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	p := &player{
-		rig: r, plan: s, d: r.file().D, rtt: r.rtt(), cancel: cancel, active: map[int]string{}, down: map[string]bool{}, paused: map[string]bool{},
+		rig: r, plan: s, d: r.file().D, rtt: r.rtt(), cancel: cancel, active: map[int]string{}, down: map[string]bool{}, paused: map[string]bool{}, mayEnd: map[string]bool{},
 	}
 	if n := len(r.file().Witnesses); n > 0 {
 		p.chosen = r.rand.IntN(n)
@@ -270,6 +271,7 @@ func (p *player) mend(ctx context.Context) error {
 			down = append(down, name)
 		}
 	}
+	mayEnd := sortedKeys(p.mayEnd)
 	anything := len(p.faults)+len(p.active) > 0
 	p.mu.Unlock()
 	if !anything {
@@ -289,7 +291,7 @@ func (p *player) mend(ctx context.Context) error {
 	var last error
 	for {
 		if last = p.rig.heal(ctx); last == nil {
-			return errors.Join(errs...)
+			return errors.Join(append(errs, p.startEnded(ctx, mayEnd))...)
 		}
 		if pause.For(ctx, retell) != nil {
 			return errors.Join(append(errs, fmt.Errorf("faults were not ended everywhere; they expire by themselves: %w", last))...)

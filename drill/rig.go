@@ -47,6 +47,9 @@ type Processes interface {
 	// on by itself, and a killed one is started again, after heals at the
 	// latest, should the drill be gone.
 	Signal(ctx context.Context, name string, sig syscall.Signal, heals time.Duration) error
+	// MayEnd says that a process may end by itself: then it is started again after
+	// heals at the latest, should the drill be gone.
+	MayEnd(ctx context.Context, name string, heals time.Duration) error
 	// Ended waits until the process runs no more.
 	Ended(ctx context.Context, name string) error
 	// Start starts a process that does not run; one that does is no error.
@@ -62,6 +65,8 @@ func (p private) Reach(context.Context, []string) error { return nil }
 func (p private) Signal(_ context.Context, name string, sig syscall.Signal, _ time.Duration) error {
 	return p.c.Signal(name, sig)
 }
+
+func (p private) MayEnd(context.Context, string, time.Duration) error { return nil }
 
 func (p private) Ended(ctx context.Context, name string) error { return p.c.Wait(ctx, name) }
 
@@ -88,8 +93,9 @@ func (nobody) Reach(_ context.Context, names []string) error {
 func (nobody) Signal(context.Context, string, syscall.Signal, time.Duration) error {
 	return errNoProcesses
 }
-func (nobody) Ended(context.Context, string) error { return errNoProcesses }
-func (nobody) Start(context.Context, string) error { return errNoProcesses }
+func (nobody) MayEnd(context.Context, string, time.Duration) error { return errNoProcesses }
+func (nobody) Ended(context.Context, string) error                 { return errNoProcesses }
+func (nobody) Start(context.Context, string) error                 { return errNoProcesses }
 
 // rig is what a scenario runs on: a cluster that is ready, watched, and a group
 // for the processes beside it.

@@ -52,6 +52,11 @@ func (p *player) breakLinks(ctx context.Context, i int, s plan.Step, lasts time.
 			return err
 		}
 		f.Until = p.rig.clock.Now()
+		if w.leaderless(s, links, lasts) != "" {
+			if err := pause.For(ctx, afterStep); err != nil { // it may have taken that long
+				return err
+			}
+		}
 		p.measure(f, s, w, links, lasts)
 		f.Effect += effect
 		return nil
@@ -86,7 +91,7 @@ func (p *player) flap(ctx context.Context, f *check.Fault, w world, s plan.Step,
 	}
 	f.Until = p.rig.clock.Now()
 	f.Effect = fmt.Sprintf("%d cuts of %v, of which %d were felt", cuts, s.Down, felt)
-	if felt < (cuts+1)/2 {
+	if cuts == 0 || felt < (cuts+1)/2 {
 		f.NoEffect = f.Effect
 	}
 	return nil
@@ -115,8 +120,15 @@ func (p *player) measure(f *check.Fault, s plan.Step, w world, links []link, las
 	region := w.within(links)
 	switch {
 	case region != "" && s.Do != plan.Delay && s.Do != plan.Loss:
-		if p.rig.watch.beganAnew(region, f.From, f.Until.Add(sampleEvery)) {
+		must := w.leaderless(s, links, lasts) != ""
+		until := f.Until.Add(sampleEvery)
+		if must {
+			until = f.Until.Add(afterStep)
+		}
+		if p.rig.watch.beganAnew(region, f.From, until) {
 			f.Effect = region + " elected another leader"
+		} else if must {
+			f.NoEffect = region + " elected no other leader, whose old one had no majority"
 		}
 	case s.Do == plan.Delay:
 		p.measureDelay(f, s, w, links, heartbeats, votes)
@@ -182,6 +194,31 @@ func (w world) within(links []link) (region string) {
 	return region
 }
 
+// leaderless is the region whose leader the links part from so many of its servers,
+// for so long, that it cannot stay leader; empty: none.
+func (w world) leaderless(s plan.Step, links []link, lasts time.Duration) (region string) {
+	region = w.within(links)
+	if region == "" || lasts < electedWithin || len(s.Planes) > 0 && !slices.Contains(s.Planes, "raft") || s.Do == plan.Delay || s.Do == plan.Loss || s.Do == plan.Flap {
+		return ""
+	}
+	parted := map[string]bool{}
+	for _, l := range links {
+		switch w.leaders[region] {
+		case l.from.name:
+			parted[l.to.name] = true
+		case l.to.name:
+			parted[l.from.name] = true
+		}
+	}
+	if n := len(w.file.RegionProcesses(region)); n-len(parted) > n/2 {
+		return ""
+	}
+	return region
+}
+
+// electedWithin is by when a region has another leader, also at calm timing.
+const electedWithin = 2 * time.Second
+
 // heartbeatEvery is the pause between two heartbeats of a region.
 const heartbeatEvery = 250 * time.Millisecond
 
@@ -207,7 +244,7 @@ func (p *player) measureLoss(f *check.Fault, s plan.Step, links []link) {
 		return
 	}
 	f.Effect = fmt.Sprintf("%d of %d receivers missed heartbeats, for up to %d ms", missed, of, worst.Milliseconds())
-	if lost := s.Share * float64(f.Until.Sub(f.Full)/heartbeatEvery); missed < of/2 && lost > 5 {
+	if lost := s.Share * float64(f.Until.Sub(f.Full)/heartbeatEvery); missed == 0 || missed < of/2 && lost > 5 {
 		f.NoEffect = f.Effect
 	}
 }

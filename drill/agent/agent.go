@@ -109,8 +109,9 @@ func (s *Service) SignalDrillProcess(ctx context.Context, req *pb.SignalDrillPro
 		return nil, err
 	}
 	sig, ok := signals[req.GetSignal()]
-	if !ok {
-		return nil, status.Errorf(codes.InvalidArgument, "signal: %v; use KILL, TERMINATE, STOP or CONTINUE", req.GetSignal())
+	watch := req.GetSignal() == pb.DrillSignal_DRILL_SIGNAL_WATCH
+	if !ok && !watch {
+		return nil, status.Errorf(codes.InvalidArgument, "signal: %v; use KILL, TERMINATE, STOP, CONTINUE or WATCH", req.GetSignal())
 	}
 	heals := time.Duration(req.GetHealsMs()) * time.Millisecond
 	if sig != syscall.SIGCONT && (req.GetHealsMs() < 1 || req.GetHealsMs() > maxHeals.Milliseconds()) {
@@ -121,6 +122,9 @@ func (s *Service) SignalDrillProcess(ctx context.Context, req *pb.SignalDrillPro
 		s.forget(name)
 	} else if err := s.arm(name, heals, sig != syscall.SIGSTOP); err != nil {
 		return nil, err
+	}
+	if watch {
+		return &pb.SignalDrillProcessResponse{}, nil
 	}
 	s.log.Warn("drill signals a process", "name", name, "signal", sig, "heals", heals)
 	if err := s.host.Signal(ctx, name, sig); err != nil {

@@ -80,37 +80,61 @@ const (
 	kill = pb.DrillSignal_DRILL_SIGNAL_KILL
 	stop = pb.DrillSignal_DRILL_SIGNAL_STOP
 	cont = pb.DrillSignal_DRILL_SIGNAL_CONTINUE
+
+	watch = pb.DrillSignal_DRILL_SIGNAL_WATCH
 )
+
+// end has the process end by itself.
+func (f *fake) end() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.runs = false
+	f.done = append(f.done, "end")
+}
 
 // What a drill breaks heals by itself when nobody ends it.
 func TestWhatADrillBreaksHealsByItself(t *testing.T) {
 	for name, c := range map[string]struct {
 		play func(s *Service) error
 		want string
+		ends bool // by itself, after a second
 	}{
 		"killed": {func(s *Service) error {
 			_, err := s.SignalDrillProcess(t.Context(), signal(kill, 5*time.Second))
 			return err
-		}, "killed, start"},
+		}, "killed, start", false},
+		"its disk broken": {func(s *Service) error {
+			_, err := s.SignalDrillProcess(t.Context(), signal(watch, 5*time.Second))
+			return err
+		}, "end, start", true},
+		"its disk broken, and it lives": {func(s *Service) error {
+			_, err := s.SignalDrillProcess(t.Context(), signal(watch, 5*time.Second))
+			return err
+		}, "continued", false},
+		"its disk broken, ended by the drill": {func(s *Service) error {
+			_, err := s.SignalDrillProcess(t.Context(), signal(watch, 5*time.Second))
+			_, err2 := s.StartDrillProcess(t.Context(), &pb.StartDrillProcessRequest{Name: "eu-1"})
+			return errors.Join(err, err2)
+		}, "", false},
 		"stopped": {func(s *Service) error {
 			_, err := s.SignalDrillProcess(t.Context(), signal(stop, 5*time.Second))
 			return err
-		}, "stopped (signal), continued"},
+		}, "stopped (signal), continued", false},
 		"stopped, and then killed": {func(s *Service) error {
 			_, err := s.SignalDrillProcess(t.Context(), signal(stop, 5*time.Second))
 			_, err2 := s.SignalDrillProcess(t.Context(), signal(kill, 5*time.Second))
 			return errors.Join(err, err2)
-		}, "stopped (signal), killed, start"},
+		}, "stopped (signal), killed, start", false},
 		"continued by the drill": {func(s *Service) error {
 			_, err := s.SignalDrillProcess(t.Context(), signal(stop, 5*time.Second))
 			_, err2 := s.SignalDrillProcess(t.Context(), signal(cont, 0))
 			return errors.Join(err, err2)
-		}, "stopped (signal), continued"},
+		}, "stopped (signal), continued", false},
 		"started by the drill": {func(s *Service) error {
 			_, err := s.SignalDrillProcess(t.Context(), signal(kill, 5*time.Second))
 			_, err2 := s.StartDrillProcess(t.Context(), &pb.StartDrillProcessRequest{Name: "eu-1"})
 			return errors.Join(err, err2)
-		}, "killed, start"},
+		}, "killed, start", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -120,7 +144,11 @@ func TestWhatADrillBreaksHealsByItself(t *testing.T) {
 				if err := c.play(s); err != nil {
 					t.Fatal(err)
 				}
-				time.Sleep(4 * time.Second) // virtual
+				time.Sleep(time.Second) // virtual
+				if c.ends {
+					f.end()
+				}
+				time.Sleep(3 * time.Second) // virtual
 				synctest.Wait()
 				before := f.did()
 				time.Sleep(2 * time.Second) // virtual

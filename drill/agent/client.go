@@ -103,21 +103,30 @@ func (c *Client) agent(name string) (int, error) {
 
 // Signal sends a signal, which heals by itself.
 func (c *Client) Signal(ctx context.Context, name string, sig syscall.Signal, heals time.Duration) error {
+	for wire, s := range signals {
+		if s == sig {
+			return c.signal(ctx, name, wire, heals)
+		}
+	}
+	return fmt.Errorf("%s: %v is no signal of drills", name, sig)
+}
+
+// MayEnd has a process started after heals, should it have ended by itself.
+func (c *Client) MayEnd(ctx context.Context, name string, heals time.Duration) error {
+	return c.signal(ctx, name, pb.DrillSignal_DRILL_SIGNAL_WATCH, heals)
+}
+
+func (c *Client) signal(ctx context.Context, name string, sig pb.DrillSignal, heals time.Duration) error {
 	i, err := c.agent(name)
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
-	for wire, s := range signals {
-		if s == sig {
-			_, err = pb.NewDrillAgentServiceClient(c.conns[i]).SignalDrillProcess(ctx, &pb.SignalDrillProcessRequest{
-				Name: name, Signal: wire, HealsMs: heals.Milliseconds(),
-			})
-			return err
-		}
-	}
-	return fmt.Errorf("%s: %v is no signal of drills", name, sig)
+	_, err = pb.NewDrillAgentServiceClient(c.conns[i]).SignalDrillProcess(ctx, &pb.SignalDrillProcessRequest{
+		Name: name, Signal: sig, HealsMs: heals.Milliseconds(),
+	})
+	return err
 }
 
 // Ended waits until a process runs no more.

@@ -56,7 +56,7 @@ func TestErrorsNameLineAndField(t *testing.T) {
 		`line 5: steps[0].partition: is missing; say of which`:          with(step, "  - {at: 1s, do: await, until: promotion, within: 1s}"),
 		`line 5: steps[0].target: "1 witness"; a rolling restart is of`: with(step, "  - {at: 1s, do: rolling-restart, target: 1 witness}"),
 		`line 5: steps[0].share: "120%"; use a share`:                   with(step, "  - {at: 1s, do: loss, share: 120%, for: 1s, between: [all sites, all sites]}"),
-		`line 5: steps[0].for: must be longer than nothing`:             with("3D + 1s", "0s"),
+		`line 5: steps[0].for: 0s; must be a millisecond or longer`:     with("3D + 1s", "0s"),
 		`line 5: steps[0].for: is missing; say after how long`:          with(step, "  - {at: 1s, do: clock-step, target: 1 witness, step: 1h}"),
 		`line 5: steps[0].step: -1h0m0s; a lease clock never goes`:      with(step, "  - {at: 1s, do: clock-step, target: 1 witness, step: -1h, clock: lease}"),
 		`line 5: steps[0].for: means nothing to a lease clock`:          with(step, "  - {at: 1s, do: clock-step, target: 1 witness, step: 1h, clock: lease, for: 1s}"),
@@ -65,6 +65,11 @@ func TestErrorsNameLineAndField(t *testing.T) {
 		`line 5: steps[0].how: "gently"; use kill or pause`:             with(step, "  - {at: 1s, do: redis-down, how: gently, for: 1s}"),
 		`line 5: steps[0].to: "owner of p"; leadership goes to`:         with(step, "  - {at: 1s, do: hand-over, to: owner of p}"),
 		`line 5: steps[0].to: "followers of owner of p"; leadership`:    with(step, "  - {at: 1s, do: hand-over, to: followers of owner of p}"),
+		`line 5: steps[0]: both ends are server eu-1; there is no`:      with(step, "  - {at: 1s, do: one-way, from: server eu-1, to: server eu-1, for: 1s}"),
+		`line 5: steps[0]: both ends are leader of`:                     with(step, "  - {at: 1s, do: cut, between: [leader of region eu, leader of region eu], for: 1s}"),
+		`line 5: steps[0].down: 1h0m0s is longer than for, 2s; no`:      with(step, "  - {at: 1s, do: flap, between: [region eu, region us], up: 1s, down: 1h, for: 2s}"),
+		`line 5: steps[0].for: 1ns; must be a millisecond or longer`:    with(step, "  - {at: 1s, do: pause, target: server eu-1, for: 1ns}"),
+		`line 5: steps[0].within: 0s; must be a millisecond or`:         with(step, "  - {at: 1s, do: await, until: settled, within: 0s}"),
 		`not YAML: has more than one document`:                          good + "---\nname: y\n",
 	} {
 		_, err := Parse([]byte(text))

@@ -137,14 +137,31 @@ func (r *reader) checkStep(n *yaml.Node, field string, s Step, given map[string]
 			r.wrong(n, join(field, f), "means nothing to %s", s.Do)
 		}
 	}
-	if given["for"] && s.For.Of(time.Second, 0) <= 0 {
-		r.wrong(n, join(field, "for"), "must be longer than nothing")
+	if given["for"] {
+		r.notNothing(n, join(field, "for"), s.For)
+	}
+	if given["within"] {
+		r.notNothing(n, join(field, "within"), s.Within)
 	}
 	r.checkKind(n, field, s, given)
 }
 
+// notNothing: a rule's end is told in milliseconds.
+func (r *reader) notNothing(n *yaml.Node, field string, s Span) {
+	if s.Of(time.Second, 100*time.Millisecond) < time.Millisecond {
+		r.wrong(n, field, "%v; must be a millisecond or longer", s)
+	}
+}
+
 func (r *reader) checkKind(n *yaml.Node, field string, s Step, given map[string]bool) {
+	if one := []Who{TheRegion, TheServer, TheWitness, TheLeader}; s.Links() && s.Do != Isolate && s.From == s.To && slices.Contains(one, s.From.Who) {
+		r.wrong(n, field, "both ends are %v; there is no link to break", s.From)
+	}
 	switch s.Do {
+	case Flap:
+		if longest := s.For.Of(time.Minute, time.Second); s.Down > longest {
+			r.wrong(n, join(field, "down"), "%v is longer than for, %v; no cut fits in", s.Down, s.For)
+		}
 	case Delay, Loss:
 		if given["between"] == (given["from"] && given["to"]) || given["from"] != given["to"] {
 			r.wrong(n, field, "write either between, or from and to")

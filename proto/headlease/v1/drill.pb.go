@@ -33,6 +33,9 @@ const (
 	DrillSignal_DRILL_SIGNAL_STOP DrillSignal = 3
 	// As SIGCONT.
 	DrillSignal_DRILL_SIGNAL_CONTINUE DrillSignal = 4
+	// Nothing is sent. The process may end by itself, by a fault of its disk; then it
+	// is started again when heals_ms are over.
+	DrillSignal_DRILL_SIGNAL_WATCH DrillSignal = 5
 )
 
 // Enum value maps for DrillSignal.
@@ -43,6 +46,7 @@ var (
 		2: "DRILL_SIGNAL_TERMINATE",
 		3: "DRILL_SIGNAL_STOP",
 		4: "DRILL_SIGNAL_CONTINUE",
+		5: "DRILL_SIGNAL_WATCH",
 	}
 	DrillSignal_value = map[string]int32{
 		"DRILL_SIGNAL_UNSPECIFIED": 0,
@@ -50,6 +54,7 @@ var (
 		"DRILL_SIGNAL_TERMINATE":   2,
 		"DRILL_SIGNAL_STOP":        3,
 		"DRILL_SIGNAL_CONTINUE":    4,
+		"DRILL_SIGNAL_WATCH":       5,
 	}
 )
 
@@ -419,13 +424,14 @@ const file_headlease_v1_drill_proto_rawDesc = "" +
 	"\x18StartDrillProcessRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"5\n" +
 	"\x19StartDrillProcessResponse\x12\x18\n" +
-	"\aalready\x18\x01 \x01(\bR\aalready*\x90\x01\n" +
+	"\aalready\x18\x01 \x01(\bR\aalready*\xa8\x01\n" +
 	"\vDrillSignal\x12\x1c\n" +
 	"\x18DRILL_SIGNAL_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11DRILL_SIGNAL_KILL\x10\x01\x12\x1a\n" +
 	"\x16DRILL_SIGNAL_TERMINATE\x10\x02\x12\x15\n" +
 	"\x11DRILL_SIGNAL_STOP\x10\x03\x12\x19\n" +
-	"\x15DRILL_SIGNAL_CONTINUE\x10\x042\xcb\x02\n" +
+	"\x15DRILL_SIGNAL_CONTINUE\x10\x04\x12\x16\n" +
+	"\x12DRILL_SIGNAL_WATCH\x10\x052\xcb\x02\n" +
 	"\x11DrillAgentService\x12g\n" +
 	"\x12ListDrillProcesses\x12'.headlease.v1.ListDrillProcessesRequest\x1a(.headlease.v1.ListDrillProcessesResponse\x12g\n" +
 	"\x12SignalDrillProcess\x12'.headlease.v1.SignalDrillProcessRequest\x1a(.headlease.v1.SignalDrillProcessResponse\x12d\n" +
