@@ -22,6 +22,9 @@ const (
 	// probeEvery is about how often a waiter makes sure that its region still owns
 	// the partition: one that is cut off cannot tell.
 	probeEvery = 5 * time.Second
+	// minUnreachable is the least time between a waiter's two looks whether its region
+	// can be reached.
+	minUnreachable = 100 * time.Millisecond
 	// waitGrace is how much longer than it has asked for a request waits when its
 	// region does not say that the time is over.
 	waitGrace = time.Second
@@ -278,7 +281,7 @@ func (w *waiting) await(ctx context.Context) (outcome, error) {
 // place: only an owner's own word that it owns the partition ends it.
 func (w *waiting) queued(ctx context.Context, attached <-chan struct{}) (out outcome, done bool, err error) {
 	r, s := w.region, w.session
-	tick := time.NewTicker(max(s.ttl/12, sweepEvery))
+	tick := time.NewTicker(max(s.ttl/12, minUnreachable))
 	defer tick.Stop()
 	probe := time.NewTimer(probeEvery - r.client.cfg.random(probeEvery/4))
 	defer probe.Stop()
@@ -405,7 +408,7 @@ func (r *region) newLease(s *session, resource string, token fence.Token) *Lease
 	s.leases[resource] = l
 	// In time for what is done when half of its validity has gone.
 	now := r.now()
-	r.lookBy(s, now, now.Add(r.table.ContextEnd(s.id, resource, token).Sub(now)/4))
+	r.lookBy(s, now.Add(r.table.ContextEnd(s.id, resource, token).Sub(now)/4))
 	return l
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"github.com/headlease/headlease/internal/clock"
 	"github.com/headlease/headlease/internal/link"
+	"github.com/headlease/headlease/internal/wake"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 	"github.com/headlease/headlease/shard"
 )
@@ -177,6 +178,11 @@ func New(cfg Config) (*Client, error) {
 			cfg.Logger.Warn("this process or its clock stood still; leases are trusted again after the next keepalive", "reason", reason)
 			for _, r := range c.regions {
 				r.clockGap()
+			}
+		}, Slept: func() {
+			for _, r := range c.regions {
+				wake.Up(r.wake)
+				wake.Up(r.tick)
 			}
 		}})
 		if err != nil && ctx.Err() == nil {

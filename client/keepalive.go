@@ -3,6 +3,7 @@ package client
 import (
 	"time"
 
+	"github.com/headlease/headlease/client/validity"
 	"github.com/headlease/headlease/internal/instant"
 	pb "github.com/headlease/headlease/proto/headlease/v1"
 )
@@ -20,11 +21,15 @@ const (
 	maxBurst = 256
 )
 
-// take takes a message off the stream.
-func (r *region) take(msg *pb.AttachResponse) {
+// take takes a message off a stream, which may be over by now.
+func (r *region) take(from validity.StreamID, msg *pb.AttachResponse) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.stream.id != from {
+		return
+	}
 	now := r.now()
+	r.stream.excuses = 0
 	if msg.GetPong() != nil {
 		r.stream.alive = now // which says nothing of the region
 		return
@@ -101,6 +106,7 @@ func (r *region) due() (out outgoing) {
 	}
 	r.detaching = nil
 	now := r.now()
+	r.stream.looked(now)
 	if at, hung := r.stream.leaveAt(); at != 0 && at <= now {
 		out.leave, out.hung = true, hung
 		return out
@@ -126,6 +132,7 @@ func (r *region) due() (out outgoing) {
 		until = instant.Min(until, instant.Min(at, r.stream.pingAt()))
 	}
 	out.wait = max(time.Millisecond, min(until.Sub(now), sweepEvery))
+	r.stream.look = now.Add(out.wait)
 	return out
 }
 

@@ -29,8 +29,8 @@ type region struct {
 	running bool
 	// sends is when keepalives are due, looks when sessions are looked at.
 	sends, looks agenda
-	// polled is when the table was last polled.
-	polled instant.Instant
+	// polled is when the table was last polled, sweeps when the sweep comes by next.
+	polled, sweeps instant.Instant
 	// rtt of the newest keepalive; 0 when unknown.
 	rtt    time.Duration
 	stream streamState
@@ -117,12 +117,12 @@ func (r *region) touch(s *session) {
 }
 
 // lookBy looks at a session at that instant at the latest. r.mu is held.
-func (r *region) lookBy(s *session, now, at instant.Instant) {
+func (r *region) lookBy(s *session, at instant.Instant) {
 	if s.over || s.look.place != 0 && s.look.at <= at {
 		return
 	}
 	r.looks.set(&s.look, at)
-	if at.Sub(now) < sweepEvery { // else the sweep comes by before
+	if at < r.sweeps { // else the sweep comes by before
 		wake.Up(r.tick)
 	}
 }

@@ -2,9 +2,11 @@ package client
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/connectivity"
 
 	"github.com/headlease/headlease/client/validity"
 	"github.com/headlease/headlease/internal/instant"
@@ -16,10 +18,6 @@ type attachStream = grpc.BidiStreamingClient[pb.AttachRequest, pb.AttachResponse
 const (
 	// minHung is the least time in which a server must answer a keepalive.
 	minHung = 250 * time.Millisecond
-	// maxPending messages wait between a stream's reader and its owner.
-	maxPending = 64
-	// maxTaken messages are taken off it before keepalives are looked at.
-	maxTaken = 256
 )
 
 // run keeps the region's sessions alive, one stream at a time on one server
@@ -56,12 +54,6 @@ func (r *region) run() {
 	}
 }
 
-// received is what the reader of a stream hands over.
-type received struct {
-	messages []*pb.AttachResponse
-	err      error
-}
-
 // attach runs one stream until it breaks, no session is left, or its server is
 // found to hang. It reports whether the stream has answered anything.
 func (r *region) attach(ctx context.Context) (useful bool) {
@@ -74,42 +66,41 @@ func (r *region) attach(ctx context.Context) (useful bool) {
 	stream, err := openStream(ctx, conn.ClientConn, r.openWithin())
 	if err != nil {
 		if ctx.Err() == nil {
-			r.conns.leave(conn, true)
+			// One that is still being made is left to it: with ten thousand others that
+			// takes longer, and would do so again.
+			r.conns.leave(conn, conn.GetState() != connectivity.Connecting)
 		}
 		return false
 	}
-	r.streamOpened()
+	id := r.streamOpened()
 	defer r.streamBroken()
 	conn.streams(true)
 	defer conn.streams(false)
-	messages := make(chan received, maxPending)
-	told := false
-	if !r.client.spawn(func() { read(ctx, stream, messages, conn.heard) }) {
+	var answered atomic.Bool
+	broken := make(chan error, 1)
+	if !r.client.spawn(func() {
+		broken <- read(stream, func(messages []*pb.AttachResponse) {
+			conn.heard()
+			for _, msg := range messages {
+				r.take(id, msg)
+			}
+			answered.Store(true)
+		})
+	}) {
 		return false
 	}
+	told := false
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			_ = stream.CloseSend()
-			return useful
-		case m := <-messages:
-			for n := 0; ; n++ {
-				if m.err != nil {
-					r.client.cfg.Logger.Debug("stream ended", "region", r.name, "error", m.err)
-					r.conns.leave(conn, false)
-					return useful
-				}
-				for _, msg := range m.messages {
-					r.take(msg)
-				}
-				useful = true
-				if len(messages) == 0 || n == maxTaken {
-					break
-				}
-				m = <-messages
-			}
+			return answered.Load()
+		case err := <-broken:
+			r.client.cfg.Logger.Debug("stream ended", "region", r.name, "error", err)
+			r.conns.leave(conn, false)
+			return answered.Load()
 		case <-timer.C:
 		case <-r.wake:
 		}
@@ -128,7 +119,7 @@ func (r *region) attach(ctx context.Context) (useful bool) {
 		switch {
 		case out.idle:
 			_ = stream.CloseSend()
-			return useful
+			return answered.Load()
 		case out.leave:
 			why := "server answers no keepalive; leaving it for another"
 			if out.hung {
@@ -136,7 +127,7 @@ func (r *region) attach(ctx context.Context) (useful bool) {
 			}
 			r.client.cfg.Logger.Warn(why, "region", r.name, "server", r.conns.servers[conn.at].Name)
 			r.conns.leave(conn, out.hung)
-			return useful
+			return answered.Load()
 		}
 		timer.Reset(out.wait)
 	}
@@ -167,6 +158,25 @@ type streamState struct {
 	// pings sent, and when the last one was.
 	pings  uint64
 	pinged instant.Instant
+	// look is when its owner is to look next; 0: whenever it comes to it.
+	look instant.Instant
+	// excused is when its owner last looked much later than that, so that the
+	// server's silence of before says nothing; excuses counts how often that was
+	// since anything was heard.
+	excused instant.Instant
+	excuses int
+}
+
+// maxExcuses: a process that has no processor for itself for so long must leave a
+// hung server all the same.
+const maxExcuses = 3
+
+// looked notes that the owner looks now.
+func (st *streamState) looked(now instant.Instant) {
+	if st.look != 0 && now.Sub(st.look) > maxOverslept && st.excuses < maxExcuses {
+		st.excused = now
+		st.excuses++
+	}
 }
 
 // batch is what was sent at one instant.
@@ -226,8 +236,9 @@ func (st *streamState) forget(at instant.Instant) {
 // hung: because it does not answer pings either.
 func (st *streamState) leaveAt() (at instant.Instant, hung bool) {
 	for _, b := range st.asked {
-		end := instant.Max(b.at, st.alive).Add(b.wait.hung)
-		late := b.at.Add(b.wait.late)
+		sent := instant.Max(b.at, st.excused)
+		end := instant.Max(sent, st.alive).Add(b.wait.hung)
+		late := sent.Add(b.wait.late)
 		if first := instant.Min(end, late); at == 0 || first < at {
 			at, hung = first, end <= late
 		}
@@ -242,7 +253,7 @@ func (st *streamState) pingAt() instant.Instant {
 		return 0
 	}
 	b := st.asked[0]
-	return instant.Max(b.at, instant.Max(st.alive, st.pinged)).Add(b.wait.hung / 2)
+	return max(b.at, st.alive, st.pinged, st.excused).Add(b.wait.hung / 2)
 }
 
 // ping makes one.
@@ -253,7 +264,7 @@ func (st *streamState) ping(now instant.Instant) *pb.AttachRequest {
 }
 
 // streamOpened: all sessions attach to the new stream.
-func (r *region) streamOpened() {
+func (r *region) streamOpened() validity.StreamID {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.stream = streamState{id: r.table.StreamOpened()}
@@ -262,6 +273,7 @@ func (r *region) streamOpened() {
 		s.unanswered = nil
 		r.schedule(s)
 	}
+	return r.stream.id
 }
 
 func (r *region) streamBroken() {
@@ -287,25 +299,18 @@ func openStream(ctx context.Context, cc *grpc.ClientConn, within time.Duration) 
 	return stream, nil
 }
 
-// read hands over a stream's messages until it breaks or ctx, its own, ends, and
-// calls heard at each.
-func read(ctx context.Context, stream attachStream, to chan<- received, heard func()) {
+// read takes a stream's messages until it breaks. Whoever waits for one of them is
+// woken by the goroutine that has read it.
+func read(stream attachStream, take func([]*pb.AttachResponse)) error {
 	for {
 		msg, err := stream.Recv()
-		if err == nil {
-			heard()
+		if err != nil {
+			return err
 		}
 		messages := msg.GetBatch().GetResponses()
 		if messages == nil {
 			messages = []*pb.AttachResponse{msg}
 		}
-		select {
-		case to <- received{messages, err}:
-		case <-ctx.Done():
-			return
-		}
-		if err != nil {
-			return
-		}
+		take(messages)
 	}
 }

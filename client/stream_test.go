@@ -37,6 +37,29 @@ func TestWhenAServerIsLeft(t *testing.T) {
 			st.answered(at(0))
 		}, 3 * s, 2 * s, true},
 		"given up": {do: func(st *streamState) { st.sent(at(0), w); st.forget(at(0)) }},
+		"the owner was late": {func(st *streamState) {
+			st.sent(at(0), w)
+			st.look = at(s)
+			st.looked(at(3 * s))
+		}, 5 * s, 4 * s, true},
+		"the owner was late, and pings are answered": {func(st *streamState) {
+			st.sent(at(0), w)
+			st.look = at(s)
+			st.looked(at(3 * s))
+			st.alive = at(10 * s)
+		}, 11 * s, 11 * s, false},
+		"the owner was hardly late": {func(st *streamState) {
+			st.sent(at(0), w)
+			st.look = at(s)
+			st.looked(at(s + maxOverslept))
+		}, 2 * s, s, true},
+		"the owner is always late": {func(st *streamState) {
+			st.sent(at(0), w)
+			for i := range time.Duration(maxExcuses + 1) {
+				st.look = at(i * s)
+				st.looked(at(i*s + s/2))
+			}
+		}, (maxExcuses-1)*s + s/2 + 2*s, (maxExcuses-1)*s + s/2 + s, true},
 	} {
 		var st streamState
 		c.do(&st)

@@ -8,9 +8,9 @@ import (
 )
 
 const (
-	// sweepEvery bounds the time between two looks at the clock: timers count
-	// neither suspends nor freezes.
-	sweepEvery = 100 * time.Millisecond
+	// sweepEvery bounds the time between two looks at the clock. Timers count no
+	// suspend; the clock's watch tells of each, 100 ms later at most.
+	sweepEvery = time.Second
 	// pollEvery is how often the table forgets what has run out.
 	pollEvery = time.Second
 )
@@ -32,10 +32,11 @@ func (r *region) sweeper(ctx context.Context) {
 
 // sweep looks at the sessions for which it is time, and returns how long until
 // the next one.
-func (r *region) sweep() time.Duration {
+func (r *region) sweep() (wait time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now := r.now()
+	defer func() { r.sweeps = now.Add(wait) }()
 	if now.Sub(r.polled) >= pollEvery {
 		r.polled = now
 		r.handle(r.table.Poll(now))
@@ -97,12 +98,12 @@ func (r *region) lookAt(s *session, now instant.Instant) instant.Instant {
 	heard := instant.Min(r.heard, now)
 	s.span = soonest.Sub(heard)
 	next = instant.Min(next, soonest)
-	half := heard.Add(s.span / 2)
-	if now < half {
-		return instant.Min(next, half)
+	late := heard.Add(s.span * 21 / 40)
+	if now < late {
+		return instant.Min(next, late)
 	}
-	// Half of what the leases had left has gone and nothing came: if the server
-	// hangs, a keepalive of one of its sessions shows it in time. In a lapse it
+	// The leader speaks again before so much of it has gone. If nothing came, and the
+	// server hangs, a keepalive of one of its sessions shows it in time. In a lapse it
 	// answers, and is not asked all the time.
 	again := max(s.span/8, minRetry)
 	if r.stream.id != 0 && len(r.stream.asked) == 0 && now.Sub(r.stream.probed) >= again {

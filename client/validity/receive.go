@@ -230,10 +230,11 @@ func (s *session) name(now instant.Instant, v *view, h *pb.Held, request uint64)
 	}
 	v.named[resource] = naming{token: token, partition: h.GetPartition(), until: instant.Instant(h.GetUntil())}
 	offered := h.GetUntil() != 0
-	if offered && n.token != token {
-		s.urgent = true // confirm it [F23]
+	events := s.told(now, h, token, request, offered)
+	if l, ok := s.leases[resource]; ok && l.token == token && offered && n.token != token {
+		s.offer(now, l)
 	}
-	return s.told(now, h, token, request, offered)
+	return events
 }
 
 // told makes a lease of a token that somebody here waits for.

@@ -87,6 +87,10 @@ type session struct {
 	lastSent    instant.Instant
 	everSent    bool
 	urgent      bool
+	// confirmBy is when the offers told since the last keepalive, unconfirmed in
+	// number, are to be confirmed; 0: there are none, or all were let go of.
+	confirmBy   instant.Instant
+	unconfirmed int
 	// remap: the instants of a new term need a pair.
 	remap bool
 	// lastAcked is when the newest acknowledged keepalive was sent.
@@ -136,6 +140,9 @@ type lease struct {
 	// when that Acquire was sent.
 	until, sent instant.Instant
 	revoked     bool
+	// offered is the session's last keepalive, plus 1, when an offer told of it; 0:
+	// none did.
+	offered uint64
 }
 
 // floor is the highest token of a resource that is dead for us.
@@ -261,6 +268,7 @@ func (t *Table) Keepalive(now instant.Instant, id string, on StreamID) *pb.Keepa
 		s.sent = append(s.sent, sentKeepalive{stream: on, sequence: s.sequence, at: now})
 	}
 	s.lastSent, s.everSent, s.urgent, s.remap = now, true, false, false
+	s.confirmBy, s.unconfirmed = 0, 0
 	return &pb.Keepalive{
 		SessionId: id, Sequence: s.sequence, TokensHash: s.hash(), LowestOpenRequest: s.lowestOpen(),
 	}
@@ -270,13 +278,36 @@ func (t *Table) Keepalive(now instant.Instant, id string, on StreamID) *pb.Keepa
 func (t *Table) pairs(sent instant.Instant) bool { return t.gap == 0 || sent > t.gap }
 
 // NextKeepalive is when the session's next keepalive is due: TTL/3 after the
-// last one, or at once (zero) if something must be confirmed or mapped.
+// last one, sooner if an offer is to be confirmed, or at once (zero) if something
+// must be mapped.
 func (t *Table) NextKeepalive(id string) instant.Instant {
 	s, ok := t.sessions[id]
 	if !ok || s.urgent || s.remap || !s.everSent {
 		return 0
 	}
-	return s.lastSent.Add(s.ttl / 3)
+	due := s.lastSent.Add(s.ttl / 3)
+	if s.confirmBy != 0 {
+		due = instant.Min(due, s.confirmBy)
+	}
+	return due
+}
+
+// An offer is confirmed so long after it was told of, TTL/confirmPart or
+// maxConfirm: a short lock is released by then, and needs no keepalive.
+const (
+	maxConfirm  = 50 * time.Millisecond
+	confirmPart = 40
+)
+
+// offer notes that one was told of, which is to be confirmed [F23].
+func (s *session) offer(now instant.Instant, l *lease) {
+	if s.confirmBy == 0 {
+		s.confirmBy = now.Add(min(maxConfirm, s.ttl/confirmPart))
+	}
+	if l.offered != s.sequence+1 {
+		l.offered = s.sequence + 1
+		s.unconfirmed++
+	}
 }
 
 // RequestBegun: an Acquire with this id, rising per session, will be sent.
@@ -383,6 +414,11 @@ func (s *session) lowestOpen() uint64 {
 func (s *session) bury(now instant.Instant, resource string, token fence.Token, to fate) {
 	if l, ok := s.leases[resource]; ok && l.token <= token {
 		delete(s.leases, resource)
+		if l.offered == s.sequence+1 {
+			if s.unconfirmed--; s.unconfirmed == 0 {
+				s.confirmBy = 0
+			}
+		}
 	}
 	f := s.floors[resource]
 	if token > f.token {

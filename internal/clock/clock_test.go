@@ -96,6 +96,43 @@ func TestF19WallAheadCountsAsRestart(t *testing.T) {
 	})
 }
 
+// Who waits by Go's timers hears of each suspend, also of one that is no gap.
+func TestWatchTellsOfSuspends(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tbl, err := fault.NewTable(fault.Rules{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tbl.Close()
+		slept := 0
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan error)
+		go func() {
+			done <- Watch(ctx, WatchConfig{
+				Clock: WithFaults(NewRuntime(), tbl), Restarted: func(r string) { t.Error(r) }, Slept: func() { slept++ },
+			})
+		}()
+		step := func(d time.Duration, want int) {
+			t.Helper()
+			if err := tbl.Set(fault.Rules{Clocks: []fault.ClockRule{{ID: "step", Step: d, Expires: time.Minute}}}); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(5 * tick)
+			synctest.Wait()
+			if slept != want {
+				t.Errorf("told %d times in all after a step of %v, want %d", slept, d, want)
+			}
+		}
+		step(maxSlept, 0)
+		step(maxSlept+time.Millisecond, 1)
+		step(800*time.Millisecond, 2)
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 func TestWatchRefusesAnIncompleteConfig(t *testing.T) {
 	if err := Watch(context.Background(), WatchConfig{}); err == nil {
 		t.Error("ran without a clock")

@@ -18,6 +18,9 @@ const (
 	// tick to the next: more, and the lease clock stood while the world went on
 	// (a paused virtual machine whose host sets the wall clock) [F19].
 	maxAhead = 100 * time.Millisecond
+	// maxSlept is how far the lease clock may get ahead of Go's timers from one tick
+	// to the next: more, and the machine was suspended.
+	maxSlept = 20 * time.Millisecond
 )
 
 // WatchConfig of Watch.
@@ -29,6 +32,9 @@ type WatchConfig struct {
 	// Restarted is called from Watch's goroutine when the clock's past must
 	// count as before a restart [F19]; the reason is for the log.
 	Restarted func(reason string)
+	// Slept is called from there, and before Restarted, when timers that were set by
+	// the clock are late, for they count no suspend. nil: nobody's are.
+	Slept func()
 }
 
 func (c WatchConfig) withDefaults() WatchConfig {
@@ -63,7 +69,7 @@ func Watch(ctx context.Context, c WatchConfig) error {
 	}
 	t := time.NewTicker(tick)
 	defer t.Stop()
-	last, wall := c.Clock.Now(), c.Wall().UnixNano()
+	last, wall, timers := c.Clock.Now(), c.Wall().UnixNano(), time.Now()
 	for {
 		select {
 		case <-ctx.Done():
@@ -76,7 +82,12 @@ func Watch(ctx context.Context, c WatchConfig) error {
 		next := c.Clock.Now()
 		gap := next.Sub(last)
 		ahead := time.Duration(nextWall-wall) - gap
-		last, wall = next, nextWall
+		nextTimers := time.Now()
+		slept := gap - nextTimers.Sub(timers)
+		last, wall, timers = next, nextWall, nextTimers
+		if slept > maxSlept && c.Slept != nil {
+			c.Slept()
+		}
 		switch {
 		case gap > MaxGap:
 			c.Restarted(fmt.Sprintf("no tick for %v", gap))

@@ -25,10 +25,11 @@ type shaker interface {
 type tlsShaker struct {
 	own   Identity
 	creds *pki.Credentials
+	turns *turns // of the API's callers; other planes have no herds
 }
 
 func newTLSShaker(own Identity, creds *pki.Credentials) tlsShaker {
-	return tlsShaker{own: own, creds: creds}
+	return tlsShaker{own: own, creds: creds, turns: newTurns()}
 }
 
 func (tlsShaker) security() credentials.SecurityLevel { return credentials.PrivacyAndIntegrity }
@@ -101,15 +102,29 @@ func (s tlsShaker) client(ctx context.Context, plane Plane, peer Peer, c net.Con
 func (s tlsShaker) server(ctx context.Context, plane Plane, c net.Conn) (net.Conn, Identity, error) {
 	cfg := s.config(plane)
 	var id Identity
-	cfg.ClientAuth = tls.RequireAndVerifyClientCert
+	// Verified below, and once: the client is told for whose certificates it is asked.
+	cfg.ClientAuth = tls.RequireAnyClientCert
 	cfg.ClientCAs = s.creds.Roots
+	done := func() {}
+	if plane == PlaneAPI {
+		// Called when the client's first message is here, before anything is computed.
+		cfg.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+			turn, err := s.turns.take(hello.Context())
+			if err == nil {
+				done = turn
+			}
+			return nil, err // nil: this one
+		}
+	}
 	cfg.VerifyConnection = func(state tls.ConnectionState) (err error) {
 		if id, err = s.verified(state, plane, x509.ExtKeyUsageClientAuth); err != nil {
 			return err
 		}
 		return checkCaller(s.own, plane, id)
 	}
-	return shake(ctx, tls.Server(c, cfg), &id)
+	secured, as, err := shake(ctx, tls.Server(c, cfg), &id)
+	done()
+	return secured, as, err
 }
 
 func shake(ctx context.Context, c *tls.Conn, id *Identity) (net.Conn, Identity, error) {
