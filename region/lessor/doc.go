@@ -35,8 +35,9 @@
 // session attaches elsewhere its old stream is closed: pushes there must not
 // reach tokens whose withdrawal would go to the new one.
 //
-// Partition ends go out per stream each D/5, for the partitions in which the
-// stream's sessions hold or wait, and with each ack [F8 F18 F32].
+// Partition ends go out per stream, for the partitions in which the stream's
+// sessions hold or wait: with each ack, and when D/2 is left of what was told
+// last [F8 F18 F32].
 //
 // # Faults survived
 //

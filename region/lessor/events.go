@@ -120,6 +120,9 @@ func (l *Lessor) granted(ev state.LeaseGranted) {
 	if s.begun && !ev.Offered {
 		e.unnamed, e.request = true, ev.Request
 		s.stream.unnamed = append(s.stream.unnamed, e)
+		if due := l.pushAt(max(e.partition.holdUntil.Add(-l.known()), l.now.Add(minPush))); due < s.stream.timer.due {
+			l.at(due, s.stream.timer)
+		}
 		if len(s.stream.unnamed) >= maxUnnamed {
 			l.nameAll(s.stream)
 		}

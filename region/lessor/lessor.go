@@ -39,8 +39,8 @@ type Config struct {
 	// RetryAfter is the pause before a command that failed is proposed again;
 	// 0 means 500 ms.
 	RetryAfter time.Duration
-	// PushEvery is the pause between two pushes of partition ends to a stream;
-	// 0 means D/5.
+	// PushEvery is the least pause between two pushes of partition ends to a stream,
+	// a fifth of what stands for D in when they are due; 0 means D/5.
 	PushEvery time.Duration
 }
 
@@ -267,6 +267,9 @@ type stream struct {
 	refs     refs
 	closed   bool
 	timer    *timer // of the pushes
+	// told is the soonest of the ends of all its partitions when they were last told
+	// together; 0: none was.
+	told instant.Instant
 	// unnamed leases wait for the next push, and may have ended meanwhile.
 	unnamed []*lease
 	// unknown sessions whose keepalive waits for a check, which decides whether it

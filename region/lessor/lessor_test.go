@@ -3,6 +3,7 @@ package lessor
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -259,14 +260,16 @@ func TestF30NothingIsAcknowledgedWhileThePulseIsStale(t *testing.T) {
 	r.ack(1)
 }
 
-func TestF8PushesEachFifthOfD(t *testing.T) {
+// A stream is told of its partitions' ends when half of D is left of what it
+// was told last, and no sooner.
+func TestF8PushesBeforeWhatIsKnownRunsShort(t *testing.T) {
 	r := newRig(t, 2)
 	r.acquire("s0", "lock/a")
 	r.hold(d)
 	r.attach(1, "s0", nil)
 	r.attach(2, "s1", nil) // holds nothing: is pushed nothing
 	var got []time.Duration
-	for at := 100 * ms; at <= 4*time.Second; at += 100 * ms {
+	for at := 100 * ms; at <= 6*time.Second; at += 100 * ms {
 		r.now = t0.Add(at)
 		r.hold(at + d)
 		r.to(at)
@@ -278,26 +281,37 @@ func TestF8PushesEachFifthOfD(t *testing.T) {
 			got = append(got, at)
 		}
 	}
-	if len(got) != 5 || got[0] != d/5 || got[4] != d {
-		t.Errorf("pushed at %v, want each %v", got, d/5)
+	if want := []time.Duration{d / 5, d/5 + d/2, d/5 + d}; !slices.Equal(got, want) {
+		t.Errorf("pushed at %v, want %v", got, want)
 	}
 	if m := r.sent(2); len(m) != 0 {
 		t.Errorf("pushed to a session without leases: %v", m)
 	}
+	// Without renewals it is told the same each fifth, as a sign of life.
+	got = nil
+	for at := 6 * time.Second; at <= 9500*ms; at += 100 * ms {
+		r.to(at)
+		for range r.sent(1) {
+			got = append(got, at)
+		}
+	}
+	if want := []time.Duration{6800 * ms, 8 * time.Second, 8800 * ms}; !slices.Equal(got, want) {
+		t.Errorf("pushed at %v while nothing was renewed, want %v", got, want)
+	}
 	// A lapse silences the pushes; the next hold is told at once.
 	r.l.Lapsed(r.now, part, 1)
-	r.to(6 * time.Second)
+	r.to(12 * time.Second)
 	if m := r.sent(1); len(m) != 0 {
 		t.Errorf("pushed while lapsed: %v", m)
 	}
-	r.hold(10 * time.Second)
-	if p := r.only(1).GetPush(); since(p.GetPartitions()[0].GetUntil()) != 10*time.Second {
+	r.hold(16 * time.Second)
+	if p := r.only(1).GetPush(); since(p.GetPartitions()[0].GetUntil()) != 16*time.Second {
 		t.Errorf("told %v", p)
 	}
 }
 
-// Acks that name all ends every D/4 stand in for pushes; without them pushes go
-// on, for all streams of one instant together.
+// Acks that name all ends stand in for pushes; without them pushes go on, for all
+// streams of one instant together.
 func TestF8AcksStandInForPushes(t *testing.T) {
 	r := newRig(t, 2)
 	k := map[string]tokens{}
@@ -325,11 +339,41 @@ func TestF8AcksStandInForPushes(t *testing.T) {
 			}
 		}
 	}
-	if got := pushed[1]; len(got) != 4 || got[0] != d/5 || got[1] < 3700*ms || got[1] > 2700*ms+d/4 {
-		t.Errorf("with acks until 2.7 s: pushed at %v", got)
+	if got, want := pushed[1], []time.Duration{d / 5, 4700 * ms}; !slices.Equal(got, want) {
+		t.Errorf("with acks until 2.7 s: pushed at %v, want %v", got, want)
 	}
-	if got := pushed[2]; len(got) != 7 {
-		t.Errorf("without acks: pushed at %v, want each %v", got, d/5)
+	if got, want := pushed[2], []time.Duration{d / 5, d/5 + d/2, d/5 + d}; !slices.Equal(got, want) {
+		t.Errorf("without acks: pushed at %v, want %v", got, want)
+	}
+}
+
+// What is granted in a partition that ends sooner than those that were told is named
+// in time: until then its answer speaks for it alone.
+func TestF9GrantsAreNamedBeforeTheirAnswersEnd(t *testing.T) {
+	r := newRig(t, 1)
+	k := r.acquire("s0", "lock/a")
+	r.hold(d)
+	r.attach(1, "s0", tokens{"lock/a": k})
+	r.to(d / 5)
+	if r.only(1).GetPush() == nil {
+		t.Fatal("nothing was pushed")
+	}
+	r.keepalive(1, "s0", tokens{"lock/a": k})
+	r.now = t0.Add(d / 2)
+	r.check()
+	r.sent(1)
+	r.acquire("s0", "lock/b") // answered until d: the hold was not renewed
+	named := time.Duration(0)
+	for at := d / 2; at < d && named == 0; at += 50 * ms {
+		r.to(at)
+		for _, m := range r.sent(1) {
+			if m.GetGrant().GetHeld().GetResource() == "lock/b" {
+				named = at
+			}
+		}
+	}
+	if named == 0 || named > d/2+50*ms {
+		t.Errorf("named at %v, which is to be by %v", named, d/2)
 	}
 }
 

@@ -115,7 +115,7 @@ func (l *Lessor) Clone() *Lessor {
 		if q, ok := streams[st]; ok {
 			return q
 		}
-		q := &stream{id: st.id, closed: st.closed, refs: copyRefs(&st.refs), sessions: make(map[*session]struct{}, len(st.sessions))}
+		q := &stream{id: st.id, closed: st.closed, told: st.told, refs: copyRefs(&st.refs), sessions: make(map[*session]struct{}, len(st.sessions))}
 		streams[st] = q
 		q.unknown, q.timer = maps.Clone(st.unknown), copyTimer(st.timer)
 		for s := range st.sessions {

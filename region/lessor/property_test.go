@@ -305,7 +305,7 @@ func TestModelKnowsEveryField(t *testing.T) {
 		reflect.TypeFor[partition](): 17,
 		reflect.TypeFor[session]():   25,
 		reflect.TypeFor[lease]():     16,
-		reflect.TypeFor[stream]():    7,
+		reflect.TypeFor[stream]():    8,
 		reflect.TypeFor[arrival]():   4,
 		reflect.TypeFor[timer]():     4,
 		reflect.TypeFor[inflight]():  9,

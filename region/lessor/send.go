@@ -51,10 +51,19 @@ func (l *Lessor) ack(s *session) {
 		slices.SortFunc(a.Held, func(x, y *pb.Held) int { return cmp.Compare(x.Resource, y.Resource) })
 	}
 	s.again, s.rename = false, nil
-	if n := len(a.Partitions); !a.Complete && n > 0 && n == s.stream.refs.len() {
-		l.putOff(s.stream)
-	}
 	l.send(s.stream, &m.response)
+	if n := len(a.Partitions); !a.Complete && n > 0 && n == s.stream.refs.len() {
+		s.stream.told = soonest(a.Partitions)
+		l.pushNext(s.stream)
+	}
+}
+
+func soonest(ends []*pb.PartitionEnd) instant.Instant {
+	out := never
+	for _, e := range ends {
+		out = min(out, instant.Instant(e.Until))
+	}
+	return out
 }
 
 // ackMessage is an ack in one piece: it is what is sent most.
@@ -119,9 +128,13 @@ func (l *Lessor) push(st *stream, only *partition) {
 			only.push = &pb.AttachResponse{Kind: &pb.AttachResponse_Push{Push: &pb.PartitionPush{Partitions: []*pb.PartitionEnd{end}}}}
 		}
 		l.send(st, only.push)
+		if st.refs.len() == 1 {
+			st.told = only.holdUntil
+		}
 		return
 	}
 	if ends := l.ends(&st.refs); len(ends) > 0 {
+		st.told = soonest(ends)
 		l.send(st, &pb.AttachResponse{Kind: &pb.AttachResponse_Push{Push: &pb.PartitionPush{Partitions: ends}}})
 	}
 }
@@ -144,13 +157,17 @@ func (l *Lessor) pushAt(at instant.Instant) instant.Instant {
 	return max(l.now+1, at.Add(-(at.Sub(l.start) % slot)))
 }
 
-// putOff the push to a stream that has just been told all that it would say, the
-// names and the ends: acks that come every D/4 stand in for pushes.
-func (l *Lessor) putOff(st *stream) {
-	every := l.pushEvery()
-	if due := l.pushAt(l.now.Add(every + every/4)); due > st.timer.due {
-		l.at(due, st.timer)
+// known is how long before an end that was told the next one is told, half of D: a
+// client that was told by an ack or a push a moment ago needs no other.
+func (l *Lessor) known() time.Duration { return l.pushEvery() * 5 / 2 }
+
+// pushNext sets when the stream is pushed to next.
+func (l *Lessor) pushNext(st *stream) {
+	due := l.now.Add(l.pushEvery())
+	if st.told != 0 {
+		due = max(due, st.told.Add(-l.known()))
 	}
+	l.at(l.pushAt(due), st.timer)
 }
 
 // Push sends a stream the ends of its partitions now, besides the pushes that

@@ -35,7 +35,7 @@ func (l *Lessor) StreamOpened(now instant.Instant, id StreamID) {
 	st := &stream{id: id, sessions: map[*session]struct{}{}}
 	l.streams[id] = st
 	st.timer = &timer{kind: timerPush, of: st}
-	l.at(l.pushAt(l.now.Add(l.pushEvery())), st.timer)
+	l.pushNext(st)
 }
 
 // Keepalive takes a session's keepalive from an open stream; the first one

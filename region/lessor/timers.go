@@ -117,8 +117,9 @@ func (l *Lessor) Tick(now instant.Instant) {
 				expired = append(expired, s)
 			}
 		case timerPush:
-			l.push(t.of.(*stream), nil)
-			l.at(l.pushAt(l.now.Add(l.pushEvery())), t)
+			st := t.of.(*stream)
+			l.push(st, nil)
+			l.pushNext(st)
 		case timerOffer:
 			unconfirmed = append(unconfirmed, t.of.(*lease))
 		case timerRevocation:
