@@ -26,6 +26,9 @@ const (
 	// maxIdle goroutines of a stream wait for its next calls: one whose stack has
 	// grown for a call before, through all the interceptors, need not grow it again.
 	maxIdle = 2
+	// idleFor is for how long they wait: that stack is much of what an idle connection
+	// costs.
+	idleFor = 2 * time.Second
 )
 
 // maxStreams of one connection, or it could have maxRunning calls under way on
@@ -153,6 +156,7 @@ type begun struct {
 
 // work makes a call, and further ones if it may wait for them.
 func (r *running) work(b begun) {
+	var idle *time.Timer
 	for more := true; more; {
 		r.out.put(r.server.answer(b.ctx, b.call))
 		r.finish(b.call.GetId(), b.cancel)
@@ -161,7 +165,17 @@ func (r *running) work(b begun) {
 		default:
 			return
 		}
-		b, more = <-r.next
+		if idle == nil {
+			idle = time.NewTimer(idleFor)
+			defer idle.Stop()
+		} else {
+			idle.Reset(idleFor)
+		}
+		select {
+		case b, more = <-r.next:
+		case <-idle.C:
+			more = false
+		}
 		<-r.idle
 	}
 }

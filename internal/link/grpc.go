@@ -30,8 +30,8 @@ const (
 	streamWindow = 256 << 10
 	connWindow   = 1 << 20
 	// readBuffer of a connection; gRPC's 32 KiB would be much of the memory of an
-	// idle one. TLS reads whole records whatever it is.
-	readBuffer = 8 << 10
+	// idle one. TLS reads whole records whatever it is, and most messages are smaller.
+	readBuffer = 1 << 10
 	// connectTimeout bounds one attempt, TLS included.
 	connectTimeout = 3 * time.Second
 )
