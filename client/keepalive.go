@@ -161,7 +161,7 @@ func (r *region) keepalive(s *session, now instant.Instant) *pb.AttachRequest {
 func (r *region) patience(s *session) wait {
 	w := wait{s.ttl / 8, s.ttl / 4}
 	if s.soonest != 0 && r.rtt != 0 {
-		w = wait{min(w.hung, s.span/8), min(w.late, s.span/2)}
+		w = wait{min(w.hung, s.span/8<<r.moves.lately(r.now())), min(w.late, s.span/2)}
 	}
 	w.hung = max(w.hung, min(minHung, s.ttl/4), 3*r.rtt) + time.Millisecond
 	w.late = max(w.late, w.hung)

@@ -34,6 +34,7 @@ type region struct {
 	// rtt of the newest keepalive; 0 when unknown.
 	rtt    time.Duration
 	stream streamState
+	moves  moves
 	// heard is when anything last came from the region on a stream.
 	heard instant.Instant
 	// detaching are sessions that the stream is to be told of.

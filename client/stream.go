@@ -6,7 +6,9 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/status"
 
 	"github.com/headlease/headlease/client/validity"
 	"github.com/headlease/headlease/internal/instant"
@@ -66,6 +68,9 @@ func (r *region) attach(ctx context.Context) (useful bool) {
 	stream, err := openStream(ctx, conn.ClientConn, r.openWithin())
 	if err != nil {
 		if ctx.Err() == nil {
+			if status.Code(err) != codes.Unavailable { // no server, or one that says so
+				r.moved()
+			}
 			// One that is still being made is left to it: with ten thousand others that
 			// takes longer, and would do so again.
 			r.conns.leave(conn, conn.GetState() != connectivity.Connecting)
@@ -126,6 +131,7 @@ func (r *region) attach(ctx context.Context) (useful bool) {
 				why = "server hangs; leaving it for another"
 			}
 			r.client.cfg.Logger.Warn(why, "region", r.name, "server", r.conns.servers[conn.at].Name)
+			r.moved()
 			r.conns.leave(conn, out.hung)
 			return answered.Load()
 		}
@@ -141,7 +147,33 @@ func (r *region) openWithin() time.Duration {
 	for _, s := range r.sessions {
 		ttl = min(ttl, s.ttl)
 	}
-	return min(max(ttl/8, min(minHung, ttl/4)), attemptTimeout)
+	return min(max(ttl/8, min(minHung, ttl/4))<<r.moves.lately(r.now()), attemptTimeout)
+}
+
+// moves from one server to the next because the first did not answer, of late: who
+// moves again and again has found no fault of a server, but that all are slow, or
+// the client is; and moves are what they are slow with.
+type moves struct {
+	count int
+	last  instant.Instant
+}
+
+// maxMoves is how many of them count, each of which doubles the patience.
+const maxMoves = 3
+
+func (m *moves) lately(now instant.Instant) int {
+	if now.Sub(m.last) > lagLasts {
+		m.count = 0
+	}
+	return m.count
+}
+
+// moved notes a move.
+func (r *region) moved() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := r.now()
+	r.moves = moves{min(r.moves.lately(now)+1, maxMoves), now}
 }
 
 // streamState is what the present stream has been asked and has answered.

@@ -76,3 +76,14 @@ func TestWhenAServerIsLeft(t *testing.T) {
 		}
 	}
 }
+
+func TestMovesAreRememberedForAWhile(t *testing.T) {
+	at := func(d time.Duration) instant.Instant { return instant.Instant(0).Add(time.Hour + d) }
+	m := moves{2, at(0)}
+	for d, want := range map[time.Duration]int{0: 2, lagLasts: 2, lagLasts + 1: 0} {
+		got := m
+		if n := got.lately(at(d)); n != want {
+			t.Errorf("%v after two moves %d count, not %d", d, n, want)
+		}
+	}
+}
