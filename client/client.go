@@ -118,6 +118,9 @@ func (c Config) Validate() error {
 			errs = append(errs, err)
 		}
 	}
+	if err := checkLabels(c.Labels); err != nil {
+		errs = append(errs, err)
+	}
 	return errors.Join(errs...)
 }
 
@@ -266,6 +269,9 @@ func (c *Client) Get(ctx context.Context, resource string) (lease *pb.LeaseInfo,
 // List returns a page of a region's leases; region "" is the home region.
 func (c *Client) List(ctx context.Context, region string, req *pb.ListLeasesRequest) (res *pb.ListLeasesResponse, err error) {
 	r, err := c.region(region)
+	if err == nil {
+		err = checkPrefix(req.GetPrefix())
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -1,8 +1,10 @@
 package client
 
 import (
+	"context"
 	"errors"
 	"math"
+	"strings"
 	"testing"
 	"time"
 
@@ -80,5 +82,37 @@ func TestPausesOfAnyAnswer(t *testing.T) {
 				t.Fatalf("asked for %d ns: a pause of %v", ns, p)
 			}
 		}
+	}
+}
+
+// TestWhatNoMessageCanCarryIsRefused: it would look like a region that does not
+// answer, and be tried until the caller gives up.
+func TestWhatNoMessageCanCarryIsRefused(t *testing.T) {
+	cfg := Config{Regions: []Region{{Name: "eu", Servers: []Server{{Name: "eu-1"}}}}, Links: byName{}}
+	cfg.Labels = map[string]string{"tenant": "\xff"}
+	if _, err := New(cfg); err == nil || !strings.Contains(err.Error(), `labels: "tenant"="\xff" is not UTF-8`) {
+		t.Errorf("labels of a client: %v", err)
+	}
+	cfg.Labels = nil
+	c, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close(t.Context()) }()
+	if _, err := c.NewSession(SessionOptions{Labels: map[string]string{"\xff": ""}}); err == nil {
+		t.Error("a session has labels that are not UTF-8")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	for _, err := range c.WatchPrefix(ctx, "lock/\xff") {
+		if !errors.Is(err, ErrInvalid) {
+			t.Errorf("a watch: %v", err)
+		}
+	}
+	if _, err := c.List(ctx, "eu", &pb.ListLeasesRequest{Prefix: "\xff"}); !errors.Is(err, ErrInvalid) {
+		t.Errorf("a list: %v", err)
+	}
+	if ctx.Err() != nil {
+		t.Error("it was tried")
 	}
 }

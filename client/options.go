@@ -3,6 +3,7 @@ package client
 import (
 	"fmt"
 	"time"
+	"unicode/utf8"
 
 	"google.golang.org/grpc/codes"
 
@@ -71,6 +72,25 @@ func newAcquireOptions(resource string, slots int, options []Option) (acquireOpt
 		return o, invalidField("wait", fmt.Sprintf("%v is out of range; choose up to %v, or use Wait", o.atMost, MaxWait))
 	}
 	return o, nil
+}
+
+// checkPrefix: what no message can carry would look like a region that does not
+// answer, and be tried for ever.
+func checkPrefix(prefix string) error {
+	if !utf8.ValidString(prefix) {
+		return invalidField("prefix", fmt.Sprintf("%q begins no resource's name; write for example lock/ or shard/", prefix))
+	}
+	return nil
+}
+
+// checkLabels likewise.
+func checkLabels(labels map[string]string) error {
+	for k, v := range labels {
+		if !utf8.ValidString(k) || !utf8.ValidString(v) {
+			return fmt.Errorf("labels: %q=%q is not UTF-8", k, v)
+		}
+	}
+	return nil
 }
 
 func invalidField(field, remedy string) *Error {

@@ -66,7 +66,7 @@ func (c *Client) NewSession(o SessionOptions) (*Session, error) {
 	if o.TTL == 0 {
 		o.TTL = c.cfg.TTL
 	}
-	if err := checkTTL(o.TTL); err != nil {
+	if err := errors.Join(checkTTL(o.TTL), checkLabels(o.Labels)); err != nil {
 		return nil, fmt.Errorf("session: %w", err)
 	}
 	if o.Labels == nil {

@@ -118,7 +118,7 @@ func (c *Client) Watch(ctx context.Context, resource string, options ...WatchOpt
 // all regions at once. A region that cannot be reached, and whose partitions no
 // other has, is as it was last heard of.
 func (c *Client) WatchPrefix(ctx context.Context, prefix string, options ...WatchOption) iter.Seq2[WatchEvent, error] {
-	return c.watch(ctx, nil, options, func(ctx context.Context, o watchOptions, out chan<- WatchEvent) error {
+	return c.watch(ctx, checkPrefix(prefix), options, func(ctx context.Context, o watchOptions, out chan<- WatchEvent) error {
 		return c.merge(ctx, prefix, o, out)
 	})
 }

@@ -181,8 +181,12 @@ func (c *Cluster) DescribeVoter(ctx context.Context, p clusterfile.Process) (res
 // RegionStatus asks a region's servers in turn for its status, which its
 // leader answers.
 func (c *Cluster) RegionStatus(ctx context.Context, region string) (res *pb.StatusResponse, err error) {
+	servers := c.file.RegionProcesses(region)
+	if len(servers) == 0 { // or nobody would be an answer
+		return nil, fmt.Errorf("%q is not a region of the cluster file; it has %s", region, strings.Join(c.file.RegionNames(), ", "))
+	}
 	var errs []error
-	for _, p := range c.file.RegionProcesses(region) {
+	for _, p := range servers {
 		err := c.ask(ctx, link.PlaneAPI, p, askTimeout, func(ctx context.Context, conn *grpc.ClientConn) (err error) {
 			res, err = pb.NewClusterServiceClient(conn).Status(ctx, &pb.StatusRequest{})
 			return err

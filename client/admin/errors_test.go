@@ -20,6 +20,17 @@ func TestTransferToARegionThatIsNone(t *testing.T) {
 	}
 }
 
+func TestARegionThatIsNone(t *testing.T) {
+	f := clusterfile.File{Regions: []clusterfile.Region{{Name: "eu", Servers: []clusterfile.Server{{Name: "eu-1"}}}}}
+	want := `"ap" is not a region of the cluster file; it has eu`
+	if st, err := New(f, nil).RegionStatus(t.Context(), "ap"); err == nil || err.Error() != want {
+		t.Errorf("%v, %v; want %s", st, err, want)
+	}
+	if _, err := New(f, nil).Drain(t.Context(), "ap", time.Second, nil); err == nil || err.Error() != want {
+		t.Errorf("drained: %v; want %s", err, want)
+	}
+}
+
 func TestUnreachableSaysOnceWhereAndWhatToDo(t *testing.T) {
 	w1 := clusterfile.Process{Role: "witness", Name: "w1", Votes: "10.9.1.1:7601"}
 	const at = `dial votes of witness/w1 at 10.9.1.1:7601: `

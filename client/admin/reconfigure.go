@@ -53,7 +53,7 @@ func (c *Cluster) Change(ctx context.Context, change Change) (*pb.ClusterConfigu
 		say = func(string) {}
 	}
 	r := &reconfigurer{Cluster: c, say: say, proposer: uuid.NewString()}
-	confirmed := false
+	confirmed, changed := false, false
 	for {
 		conf, err := r.current(ctx)
 		if err != nil {
@@ -71,10 +71,14 @@ func (c *Cluster) Change(ctx context.Context, change Change) (*pb.ClusterConfigu
 		}
 		err = r.settle(ctx, conf)
 		if err == nil && step == nil {
+			if !changed {
+				say("nothing had to change")
+			}
 			r.spread(ctx, conf)
 			return conf, nil
 		}
 		if err == nil {
+			changed = true
 			err = r.decide(ctx, conf, step)
 		}
 		if err != nil && !errors.Is(err, errNewer) {

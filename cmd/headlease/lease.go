@@ -109,11 +109,11 @@ func (o *leaseOptions) acquireTimeout(cmd *cobra.Command) time.Duration {
 	return o.timeout
 }
 
-// validate reports all faults of the flags and the resource at once.
-func (o *leaseOptions) validate(cmd *cobra.Command, resource string) error {
+// validate reports all faults of the flags and the resources at once.
+func (o *leaseOptions) validate(cmd *cobra.Command, resources ...string) error {
 	var errs []error
-	if resource != "" {
-		if _, err := shard.Parse(resource); err != nil {
+	for _, r := range resources {
+		if _, err := shard.Parse(r); err != nil {
 			errs = append(errs, err)
 		}
 	}

@@ -34,7 +34,7 @@ A region that cannot be asked is an error, after the others' leases.`,
   headlease list --json | jq -r .resource`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := o.validate(cmd, ""); err != nil {
+			if err := o.validate(cmd); err != nil {
 				return err
 			}
 			return a.withClient(o, func(cfg client.Config, c *client.Client) error {

@@ -27,7 +27,7 @@ It exits with 1 when the lease has ended already; the file is removed then, too.
 		Example: `  headlease release lock-nightly-report.4294967297.json`,
 		Args:    usage(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := o.validate(cmd, ""); err != nil {
+			if err := o.validate(cmd); err != nil {
 				return err
 			}
 			h, err := readHandle(args[0])

@@ -42,7 +42,7 @@ revoked or ended), region and revision, the index of the region's log.`,
 			if len(args) > 0 {
 				resource = args[0]
 			}
-			if err := o.validate(cmd, resource); err != nil {
+			if err := o.validate(cmd, args...); err != nil {
 				return err
 			}
 			return a.withClient(o, func(_ client.Config, c *client.Client) error {
