@@ -3,9 +3,10 @@
 //
 // # How
 //
-// Applied, in the FSM goroutine, appends an entry's events to a ring and
-// returns; the hub's own goroutine (Run) hands them to the watchers that they
-// concern, found by resource and by prefix. Each watcher has a bounded queue
+// Applied, in the FSM goroutine, appends an entry's events, encoded, to a ring
+// and returns; while there are watchers, the hub's own goroutine (Run) decodes
+// them and hands them to those that they concern, found by resource and by
+// prefix. Each watcher has a bounded queue
 // and takes responses from it with Next.
 //
 // # Guarantees

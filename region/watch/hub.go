@@ -96,6 +96,8 @@ type Hub struct {
 		ring ring
 		// restored counts the times that the state was replaced.
 		restored uint64
+		// watched: somebody watches, so that there is something to hand on.
+		watched bool
 	}
 
 	// out is who watches. It is locked before in.
@@ -125,16 +127,14 @@ func New(cfg Config) *Hub {
 }
 
 // add takes an entry's events; revisions rise. It waits for nobody.
-func (h *Hub) add(revision uint64, events []*pb.WatchEvent) {
-	e := entry{revision: revision, events: events}
-	for i, ev := range events {
-		ev.Revision, ev.Position = revision, uint32(i)
-		e.bytes += size(ev)
-	}
+func (h *Hub) add(revision uint64, encode func(data []byte) ([]byte, int)) {
 	h.in.Lock()
-	h.in.ring.add(e)
+	h.in.ring.add(revision, encode)
+	watched := h.in.watched
 	h.in.Unlock()
-	wake.Up(h.more)
+	if watched {
+		wake.Up(h.more)
+	}
 }
 
 // Restored follows a snapshot that replaced the state: all watchers begin
@@ -175,6 +175,8 @@ func (h *Hub) dispatch() (more bool) {
 	parts, ok := h.in.ring.after(h.out.told)
 	h.in.Unlock()
 	switch {
+	case len(h.out.index.all) == 0: // the first one begins where the ring is then
+		return false
 	case restored != h.out.restored:
 		h.out.restored = restored
 		h.skip(last, "this server's state was replaced by a newer snapshot")
@@ -185,12 +187,18 @@ func (h *Hub) dispatch() (more bool) {
 	}
 	n := 0
 	for _, part := range parts {
-		for _, e := range part {
+		for _, e := range part.entries {
 			if n == dispatchMax {
 				return true
 			}
 			n++
-			for _, ev := range e.events {
+			events, err := part.decode(e)
+			if err != nil {
+				h.cfg.Logger.Error("events for watchers cannot be decoded; all watchers begin again", "revision", e.revision, "error", err)
+				h.skip(last, unreadable)
+				return false
+			}
+			for _, ev := range events {
 				h.out.index.each(ev, func(w *Watcher) { w.put(ev) })
 			}
 			h.tell(e.revision)
@@ -231,12 +239,18 @@ func (h *Hub) Watch(q Query, connection string, incarnation, after uint64) (*Wat
 		h.metric.refused.Inc()
 		return nil, fmt.Errorf("%w: this connection has %d; watch a prefix instead of many resources", ErrTooMany, h.cfg.PerConnection)
 	}
+	first := len(h.out.index.all) == 0
 	h.out.index.add(w)
 	h.out.connections[connection]++
-	told := h.out.told
 	h.in.Lock()
+	if first { // nobody handed anything on meanwhile
+		h.in.watched = true
+		h.out.restored = h.in.restored
+		h.tell(h.in.ring.last)
+	}
 	parts, known := h.in.ring.after(after)
 	h.in.Unlock()
+	told := h.out.told
 	h.out.Unlock()
 
 	state := h.cfg.State() // from now on nothing is missed: it is in the queue or in here
@@ -266,6 +280,11 @@ func (w *Watcher) Close() {
 	h.out.index.remove(w)
 	if h.out.connections[w.connection]--; h.out.connections[w.connection] == 0 {
 		delete(h.out.connections, w.connection)
+	}
+	if len(h.out.index.all) == 0 {
+		h.in.Lock()
+		h.in.watched = false
+		h.in.Unlock()
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()

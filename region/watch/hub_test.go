@@ -94,7 +94,7 @@ func TestAConsumerHasExactlyTheStateOfTheRevision(t *testing.T) {
 			for range draw(4) {
 				events := src.entry(draw)
 				model.apply(events)
-				h.add(model.last(), events)
+				h.apply(model.last(), events)
 			}
 		}
 		t.Repeat(map[string]func(*rapid.T){
@@ -247,7 +247,7 @@ func TestConsumersBesideTheHubsGoroutine(t *testing.T) {
 				model.apply(events)
 				revision := model.last()
 				mu.Unlock()
-				h.add(revision, events)
+				h.apply(revision, events)
 				if random.IntN(3) == 0 {
 					<-time.After(time.Duration(random.IntN(3)) * time.Millisecond)
 				}
@@ -330,7 +330,7 @@ func TestWhereAWatchBegins(t *testing.T) {
 				e = append([]*pb.WatchEvent{ended("lock/a", uint64(i-1))}, e...)
 			}
 			model.apply(e)
-			h.add(uint64(i), e)
+			h.apply(uint64(i), e)
 		}
 		h.dispatch()
 		w, err := h.Watch(Query{Resource: "lock/a"}, "c", test.incarnation, test.after)
@@ -372,7 +372,7 @@ func TestWhatIsRecalledIsBounded(t *testing.T) {
 		for i := 1; i <= 5; i++ {
 			e := []*pb.WatchEvent{granted("lock/a", uint64(i), strings.Repeat("x", 200))}
 			model.apply(e)
-			h.add(uint64(i), e)
+			h.apply(uint64(i), e)
 		}
 		h.dispatch()
 		w, err := h.Watch(Query{Resource: "lock/a"}, "c", 7, 1)

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
 	pb "github.com/headlease/headlease/proto/headlease/v1"
@@ -165,4 +166,20 @@ func ended(resource string, token uint64) *pb.WatchEvent {
 
 func valued(resource string, token uint64, value string) *pb.WatchEvent {
 	return &pb.WatchEvent{Kind: &pb.WatchEvent_Value{Value: &pb.WatchValue{Resource: resource, Token: token, Value: []byte(value)}}}
+}
+
+// apply adds an entry with these events.
+func (h *Hub) apply(revision uint64, events []*pb.WatchEvent) {
+	h.add(revision, func(data []byte) ([]byte, int) {
+		for i, e := range events {
+			e = proto.CloneOf(e)
+			e.Revision, e.Position = revision, uint32(i)
+			b, err := proto.Marshal(e)
+			if err != nil {
+				panic(err)
+			}
+			data = protowire.AppendBytes(data, b)
+		}
+		return data, len(events)
+	})
 }

@@ -54,6 +54,8 @@ const (
 	tooSlow = "the consumer is too slow"
 	tooMuch = "more has happened since the revision than waits for one watcher"
 	noRoom  = "too much waits for slow consumers on this server"
+	// Of events that this server encoded itself: never, as far as is known.
+	unreadable = "this server cannot read what it remembers"
 )
 
 // add appends an event, or says why it may not. w.mu is held.
@@ -90,15 +92,20 @@ func (w *Watcher) put(e *pb.WatchEvent) {
 // recall puts what the ring knows of the time before the watcher came into the
 // backlog, up to the revision from which on the queue has it. If that is too
 // much, the consumer begins again.
-func (w *Watcher) recall(parts [][]entry, told uint64) {
+func (w *Watcher) recall(parts []part, told uint64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, part := range parts {
-		for _, e := range part {
+		for _, e := range part.entries {
 			if e.revision > told {
 				return
 			}
-			for _, ev := range e.events {
+			events, err := part.decode(e)
+			if err != nil {
+				w.loseLocked(unreadable)
+				return
+			}
+			for _, ev := range events {
 				if !w.query.matches(ev) {
 					continue
 				}
