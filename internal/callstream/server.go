@@ -106,7 +106,11 @@ func (s *Server) Calls(stream grpc.BidiStreamingServer[pb.CallsRequest, pb.Calls
 	}
 	defer leave()
 	ctx, cancel := context.WithCancel(stream.Context())
-	r := &running{server: s, ctx: ctx, out: outbox[*pb.CallResult]{patient: true}, slots: make(chan struct{}, maxRunning), next: make(chan begun), idle: make(chan struct{}, maxIdle), cancels: map[uint64]context.CancelFunc{}}
+	r := &running{
+		server: s, ctx: ctx, bare: metadata.NewIncomingContext(ctx, nil), out: outbox[*pb.CallResult]{patient: true},
+		slots: make(chan struct{}, maxRunning), next: make(chan begun), idle: make(chan struct{}, maxIdle),
+	}
+	defer context.AfterFunc(ctx, func() { r.open.end(ctx.Err()) })()
 	r.out.send = func(calls []*pb.CallResult) error {
 		err := stream.Send(&pb.CallsResponse{Calls: calls})
 		if err != nil {
@@ -124,6 +128,7 @@ func (s *Server) Calls(stream grpc.BidiStreamingServer[pb.CallsRequest, pb.Calls
 	}
 	r.calls.Wait() // who has said all waits for the answers
 	cancel()
+	r.open.end(context.Canceled)
 	if errors.Is(err, io.EOF) {
 		return nil
 	}
@@ -134,6 +139,7 @@ func (s *Server) Calls(stream grpc.BidiStreamingServer[pb.CallsRequest, pb.Calls
 type running struct {
 	server *Server
 	ctx    context.Context
+	bare   context.Context // without the metadata of the stream
 	// slots are taken by calls until their answers are sent.
 	slots chan struct{}
 	calls sync.WaitGroup
@@ -142,16 +148,13 @@ type running struct {
 	next chan begun
 	idle chan struct{}
 	out  outbox[*pb.CallResult]
-
-	mu      sync.Mutex
-	cancels map[uint64]context.CancelFunc
+	open calls
 }
 
 // begun is a call that has a slot.
 type begun struct {
-	call   *pb.Call
-	ctx    context.Context
-	cancel context.CancelFunc
+	call *pb.Call
+	ctx  *callContext
 }
 
 // work makes a call, and further ones if it may wait for them.
@@ -159,7 +162,7 @@ func (r *running) work(b begun) {
 	var idle *time.Timer
 	for more := true; more; {
 		r.out.put(r.server.answer(b.ctx, b.call))
-		r.finish(b.call.GetId(), b.cancel)
+		r.open.remove(b.call.GetId(), b.ctx)
 		select {
 		case r.idle <- struct{}{}:
 		default:
@@ -188,7 +191,7 @@ func (r *running) read(stream grpc.BidiStreamingServer[pb.CallsRequest, pb.Calls
 		}
 		for _, call := range batch.GetCalls() {
 			if call.GetCancel() {
-				r.cancel(call.GetId())
+				r.open.cancel(call.GetId())
 				continue
 			}
 			select {
@@ -197,6 +200,9 @@ func (r *running) read(stream grpc.BidiStreamingServer[pb.CallsRequest, pb.Calls
 				return status.FromContextError(r.ctx.Err()).Err()
 			}
 			b := r.begin(call)
+			if !r.open.add(call.GetId(), b.ctx) {
+				return status.Errorf(codes.InvalidArgument, "a call %d has no answer yet; number the calls of a stream from 1", call.GetId())
+			}
 			select {
 			case r.next <- b:
 			default:
@@ -206,40 +212,17 @@ func (r *running) read(stream grpc.BidiStreamingServer[pb.CallsRequest, pb.Calls
 	}
 }
 
-// begin makes a call's context before the next message is read, which may
+// begin makes a call's context, before the next message is read, which may
 // cancel it.
 func (r *running) begin(call *pb.Call) begun {
-	ctx := r.ctx
+	c := &callContext{Context: r.bare}
 	if len(call.GetMetadata()) > 0 {
-		ctx = metadata.NewIncomingContext(ctx, metadata.New(call.GetMetadata()))
-	} else {
-		ctx = metadata.NewIncomingContext(ctx, nil)
+		c.Context = metadata.NewIncomingContext(r.ctx, metadata.New(call.GetMetadata()))
 	}
-	var cancel context.CancelFunc
 	if d := call.GetTimeoutNs(); d > 0 {
-		ctx, cancel = context.WithTimeout(ctx, time.Duration(d))
-	} else {
-		ctx, cancel = context.WithCancel(ctx)
+		c.at = time.Now().Add(time.Duration(d))
 	}
-	r.mu.Lock()
-	r.cancels[call.GetId()] = cancel
-	r.mu.Unlock()
-	return begun{call, ctx, cancel}
-}
-
-func (r *running) cancel(id uint64) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if cancel, ok := r.cancels[id]; ok {
-		cancel()
-	}
-}
-
-func (r *running) finish(id uint64, cancel context.CancelFunc) {
-	cancel()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.cancels, id)
+	return begun{call, c}
 }
 
 // answer makes one call.

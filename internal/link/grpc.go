@@ -73,6 +73,7 @@ func (g *grpcCredentials) info(id Identity) AuthInfo {
 	return AuthInfo{
 		CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: g.links.shk.security()},
 		Identity:       id,
+		path:           id.Path(),
 	}
 }
 

@@ -59,6 +59,8 @@ func checkCaller(own Identity, plane Plane, got Identity) error {
 type AuthInfo struct {
 	credentials.CommonAuthInfo
 	Identity Identity
+	// path is Identity.Path, made once per connection.
+	path string
 }
 
 // AuthType is the name of the handshake.
@@ -74,6 +76,16 @@ func PeerIdentity(ctx context.Context) (Identity, bool) {
 	}
 	info, ok := p.AuthInfo.(AuthInfo)
 	return info.Identity, ok
+}
+
+// PeerCaller is PeerIdentity in what each call asks for: the role, and the path.
+func PeerCaller(ctx context.Context) (role pki.Role, path string, ok bool) {
+	p, ok := peer.FromContext(ctx)
+	if !ok {
+		return "", "", false
+	}
+	info, ok := p.AuthInfo.(AuthInfo)
+	return info.Identity.Role, info.path, ok
 }
 
 // RequireAdmin refuses, with PERMISSION_DENIED, the calls of all but admins.

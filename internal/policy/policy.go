@@ -95,8 +95,8 @@ type Caller struct {
 
 // ByConnection is the caller that the call's connection proves to be.
 func ByConnection(ctx context.Context) (Caller, bool) {
-	id, ok := link.PeerIdentity(ctx)
-	return Caller{Role: id.Role, Name: id.Path()}, ok
+	role, path, ok := link.PeerCaller(ctx)
+	return Caller{Role: role, Name: path}, ok
 }
 
 // Enforcer applies a table.

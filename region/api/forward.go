@@ -176,12 +176,12 @@ func (f *Forwarder) Unary(ctx context.Context, req any, info *grpc.UnaryServerIn
 	if err != nil {
 		return nil, err
 	}
-	out, err := f.outgoing(ctx)
+	out, done := f.send(ctx, leader) // first: a child of a call's own context costs no goroutine
+	defer done()
+	out, err = f.outgoing(out)
 	if err != nil {
 		return nil, err
 	}
-	out, done := f.send(out, leader)
-	defer done()
 	if err := conn.Invoke(out, info.FullMethod, req, reply); err != nil {
 		if ctx.Err() == nil && errors.Is(context.Cause(out), errLedByAnother) {
 			return nil, fail(&pb.ErrorDetail{Kind: &pb.ErrorDetail_WrongTerm{WrongTerm: &pb.WrongTerm{}}})
