@@ -62,7 +62,6 @@ func TestCallsEndAtTheirDeadlines(t *testing.T) {
 func TestAnAnsweredCallIsForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s calls
-		defer s.end(context.Canceled)
 		for id := range uint64(100) {
 			c := &callContext{Context: t.Context(), at: time.Now().Add(5 * time.Second)}
 			if !s.add(id, c) {
@@ -71,7 +70,10 @@ func TestAnAnsweredCallIsForgotten(t *testing.T) {
 			if s.add(id, c) {
 				t.Fatal("added again")
 			}
-			if got := time.Until(s.armed); got > 5*time.Second || got < 4*time.Second {
+			s.mu.Lock()
+			got := time.Until(s.armed)
+			s.mu.Unlock()
+			if got > 5*time.Second || got < 4*time.Second {
 				t.Fatalf("the timer fires in %v", got)
 			}
 			time.Sleep(10 * time.Millisecond)
@@ -81,6 +83,9 @@ func TestAnAnsweredCallIsForgotten(t *testing.T) {
 			}
 		}
 		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		s.mu.Lock()
+		defer s.mu.Unlock()
 		if !s.armed.IsZero() || len(s.open) != 0 {
 			t.Errorf("armed for %v, %d open", s.armed, len(s.open))
 		}
