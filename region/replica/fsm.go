@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -15,8 +16,9 @@ import (
 	"github.com/headlease/headlease/region/state"
 )
 
-// fsm applies entries to the state machine. Everything but view and applied
-// belongs to the FSM goroutine.
+// fsm applies entries to the state machine. The machine is changed by the FSM
+// goroutine alone, under mu. Everything but view, asked and applied belongs to
+// that goroutine, too.
 type fsm struct {
 	server   string
 	observer Observer
@@ -24,12 +26,18 @@ type fsm struct {
 	// fatal is told once that this server can apply no more.
 	fatal func(error)
 
+	mu      sync.Mutex
 	machine *state.Machine
 	dead    error
 	// restoreErr is the last failed Restore's.
 	restoreErr error
 
-	view    atomic.Pointer[state.View]
+	// view is the newest View; nil: whoever asks takes it. After a View the machine
+	// copies what it changes, so that a server whose state nobody looks at, as a
+	// follower's, makes none (docs/decisions/0179).
+	view atomic.Pointer[state.View]
+	// asked: somebody looked at the state since the last entry.
+	asked   atomic.Bool
 	applied atomic.Uint64
 }
 
@@ -37,13 +45,39 @@ var _ raft.BatchingFSM = (*fsm)(nil)
 
 func newFSM(server string, observer Observer, lead *leadership, fatal func(error)) *fsm {
 	f := &fsm{server: server, observer: observer, lead: lead, fatal: fatal, machine: state.New()}
-	f.publish()
 	return f
 }
 
-func (f *fsm) publish() {
+// View is the state after the newest entry that is applied in full; of a server
+// that can apply no more, after the newest command.
+func (f *fsm) View() state.View {
+	if !f.asked.Load() {
+		f.asked.Store(true)
+	}
+	if v := f.view.Load(); v != nil {
+		return *v
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.publish()
+}
+
+// publish makes the View that is asked for. mu is held.
+func (f *fsm) publish() state.View {
 	v := f.machine.View()
 	f.view.Store(&v)
+	return v
+}
+
+// changed: the machine is another one than the View is of. Where Views were asked
+// for, whoever asks next need not wait for the entry that is applied then. mu is
+// held.
+func (f *fsm) changed() {
+	if f.asked.Swap(false) {
+		f.publish()
+	} else {
+		f.view.Store(nil)
+	}
 }
 
 // Apply is ApplyBatch of one.
@@ -75,21 +109,10 @@ func (f *fsm) applyEntry(l *raft.Log) any {
 	if err := proto.Unmarshal(l.Data, &entry); err != nil {
 		return f.die(fmt.Errorf("entry %d cannot be decoded: %w", l.Index, err))
 	}
-	results := make([]*pb.CommandResult, len(entry.Commands))
-	var events []state.Event
-	begins := false
-	for i, cmd := range entry.Commands {
-		res, ev := f.machine.Apply(l.Index, l.Term, cmd)
-		if err := f.machine.Poisoned(); err != nil {
-			// The commands before it in this entry are applied; this server stops
-			// here and its View stays at the entry before.
-			return f.die(fmt.Errorf("entry %d, command %d: %w", l.Index, i, err))
-		}
-		results[i] = res
-		events = append(events, ev...)
-		begins = begins || beginsTerm(ev, f.server)
+	results, events, begins, err := f.applyCommands(l, entry.GetCommands())
+	if err != nil {
+		return f.die(err)
 	}
-	f.publish()
 	f.applied.Store(l.Index)
 	if begins {
 		f.lead.begin(l.Term, func() { f.observer.Applied(l.Index, l.Term, events) })
@@ -97,6 +120,25 @@ func (f *fsm) applyEntry(l *raft.Log) any {
 		f.observer.Applied(l.Index, l.Term, events)
 	}
 	return results
+}
+
+// applyCommands changes the machine. On an error the commands before the bad one
+// are applied.
+func (f *fsm) applyCommands(l *raft.Log, commands []*pb.Command) (results []*pb.CommandResult, events []state.Event, begins bool, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	defer f.changed()
+	results = make([]*pb.CommandResult, len(commands))
+	for i, cmd := range commands {
+		res, ev := f.machine.Apply(l.Index, l.Term, cmd)
+		if err := f.machine.Poisoned(); err != nil {
+			return nil, nil, false, fmt.Errorf("entry %d, command %d: %w", l.Index, i, err)
+		}
+		results[i] = res
+		events = append(events, ev...)
+		begins = begins || beginsTerm(ev, f.server)
+	}
+	return results, events, begins, nil
 }
 
 // beginsTerm looks at the events, not at the command: a BeginTerm that slipped
@@ -122,6 +164,8 @@ func (f *fsm) Snapshot() (raft.FSMSnapshot, error) {
 	if f.dead != nil {
 		return nil, f.dead
 	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	return snapshot{f.machine.View()}, nil
 }
 
@@ -132,9 +176,11 @@ func (f *fsm) Restore(in io.ReadCloser) error {
 	if err != nil {
 		return errors.Join(err, in.Close())
 	}
+	f.mu.Lock()
 	f.machine = m
-	f.publish()
-	f.applied.Store(m.View().AppliedIndex())
+	v := f.publish()
+	f.mu.Unlock()
+	f.applied.Store(v.AppliedIndex())
 	f.observer.Restored()
 	return in.Close()
 }

@@ -131,8 +131,8 @@ func (r *Replica) fatal(err error) {
 func (r *Replica) RaftID() string { return string(r.id) }
 
 // View is the state as of the newest entry applied here. A follower's may be
-// old.
-func (r *Replica) View() state.View { return *r.fsm.view.Load() }
+// old. It may wait while an entry is applied.
+func (r *Replica) View() state.View { return r.fsm.View() }
 
 // Initialised reports whether this server belongs to a group.
 func (r *Replica) Initialised() bool {
