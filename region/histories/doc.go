@@ -12,9 +12,15 @@
 // # Faults
 //
 //   - kill: from that instant nobody hears the process or is heard by it, and the
-//     server starts again with what is on its disk. Its goroutines end in order;
-//     what they still write is as if it had been killed a moment later. A power
-//     failure, which loses what was not synced, is not simulated.
+//     server starts again with what was on its disk at that instant: with a copy
+//     of it, since its goroutines end in order and write what they have begun to.
+//     Writes under way are lost. A power failure, which loses what was written and
+//     not synced, is not simulated.
+//   - crash of a leader that is behind: it is killed while another server has
+//     entries that are not on its own disk (docs/decisions/0175), and leads on,
+//     without them, with the third.
+//   - transfer from afar: leadership goes from a leader that hears the others late,
+//     and so goes on hearing answers while the next one leads.
 //   - pause: nothing passes to or from a server, its disk stands still and so
 //     does its clock, as it sees it; then all go on, the clock with a jump. The
 //     goroutines of one process cannot be frozen, so a paused server notices

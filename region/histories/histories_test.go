@@ -69,10 +69,10 @@ func drifting(bound float64) func(*rand.Rand) func(int, time.Time) *machineClock
 }
 
 var scenarios = []scenario{
-	{name: "servers", kinds: []kind{kills, pauses, cuts, stall, revokes, drains}, locks: 6, clocks: exact, share: 1, timed: true},
+	{name: "servers", kinds: []kind{kills, behind, pauses, cuts, stall, revokes, drains}, locks: 6, clocks: exact, share: 1, timed: true},
 	{name: "stale-leaders", kinds: []kind{blind, afar, cuts, lags, away, lates}, locks: 6, clocks: exact, share: 1, timed: true},
 	{name: "flapping", kinds: []kind{flaps, lags, away, tardy, kills, revokes, drains}, locks: 6, clocks: exact, share: 1, timed: true},
-	{name: "everything", kinds: []kind{kills, pauses, cuts, away, lates, stall, blind, afar, tardy, flaps, lags, revokes, loses, drains}, locks: 6, clocks: exact, share: 1, timed: true},
+	{name: "everything", kinds: []kind{kills, pauses, cuts, away, lates, stall, blind, afar, tardy, flaps, lags, behind, revokes, loses, drains}, locks: 6, clocks: exact, share: 1, timed: true},
 	{name: "drift", kinds: []kind{cuts, blind, kills, away, lates, flaps, drains}, locks: 6, clocks: drifting(rho), share: (1 - 2*rho) / (1 - rho), timed: true},
 	{name: "clocks-beyond-bounds", kinds: []kind{steps, cuts, blind, kills, revokes}, locks: 6, clocks: drifting(0.2)},
 }

@@ -69,6 +69,7 @@ type disk struct {
 	stalls int
 	open   chan struct{} // closed when the last stall ends
 	waited int           // writes
+	waits  int           // writes, now
 }
 
 // Before is called before each write.
@@ -78,12 +79,16 @@ func (d *disk) Before(string) error {
 		stalled, open := d.stalls > 0, d.open
 		if stalled {
 			d.waited++
+			d.waits++
 		}
 		d.mu.Unlock()
 		if !stalled {
 			return nil
 		}
 		<-open
+		d.mu.Lock()
+		d.waits--
+		d.mu.Unlock()
 	}
 }
 
@@ -111,6 +116,12 @@ func (d *disk) release() {
 		d.stalls = 0
 		close(d.open)
 	}
+}
+
+func (d *disk) writesThatWait() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.waits
 }
 
 func (d *disk) writesThatWaited() int {

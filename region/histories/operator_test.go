@@ -69,7 +69,7 @@ func (n *nemesis) revokeLease(p *process, l state.Lease) bool {
 	op := n.w.recorder.Begin(history.Op{Client: "operator", Kind: history.Revoke, Resource: lock, Token: uint64(l.Token)})
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	res, err := p.replica.Propose(ctx, &pb.Command{Term: term, Kind: &pb.Command_Revoke{Revoke: &pb.RevokeCommand{
+	res, err := p.propose(ctx, &pb.Command{Term: term, Kind: &pb.Command_Revoke{Revoke: &pb.RevokeCommand{
 		Resource: lock, Token: uint64(l.Token), Reason: "an operator's wish",
 	}}})
 	switch {
@@ -150,7 +150,7 @@ func (n *nemesis) propose(c *pb.Command) outcome {
 	c.Term = term
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	res, err := p.replica.Propose(ctx, c)
+	res, err := p.propose(ctx, c)
 	switch {
 	case neverApplied(err) || err == nil && res.GetError() != nil:
 		return withoutEffect

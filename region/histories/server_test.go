@@ -34,6 +34,8 @@ import (
 
 const regionName = "eu"
 
+var errKilled = errors.New("killed")
+
 // server is one machine of the region: its disk's content and its clock stay
 // while processes come and go.
 type server struct {
@@ -45,6 +47,7 @@ type server struct {
 	mu      sync.Mutex
 	process *process // nil: down
 	stopped int      // by faults, several of which may want it down
+	kills   int
 }
 
 // process is one life of a server.
@@ -61,6 +64,9 @@ type process struct {
 	api      *listener
 	cancel   context.CancelFunc
 	ended    chan struct{}
+	// dead: killed, and its goroutines are yet to end. What they do to the disk and
+	// say of it has not happened.
+	dead atomic.Bool
 
 	mu    sync.Mutex
 	conns map[string]*grpc.ClientConn // nil: ended
@@ -162,7 +168,8 @@ func (p *process) run() {
 }
 
 // kill ends the process as kill -9 does, as far as anybody else and the disk
-// can see, and waits until its goroutines are gone.
+// can see, and waits until its goroutines are gone. They end in order, and write
+// what they have begun to: so the next one is given what was on the disk before.
 func (s *server) kill() {
 	s.mu.Lock()
 	p := s.process
@@ -173,6 +180,21 @@ func (s *server) kill() {
 	}
 	p.s.w.net.pause(s.name, true) // nothing that it still says is heard
 	p.s.w.net.kill(s.name)
+	if !s.w.closing.Load() {
+		p.disk.stall(true)
+		s.w.still()
+		if p.disk.writesThatWait() > 0 {
+			s.w.counts.add("killed before something was written")
+		}
+		p.dead.Store(true)
+		s.kills++
+		old, kept := s.dir, fmt.Sprintf("%s.%d", dataDir(filepath.Dir(s.dir), s.name), s.kills)
+		if err := os.CopyFS(kept, os.DirFS(old)); err != nil {
+			s.w.failed(err)
+		}
+		s.dir = kept
+		defer func() { _ = os.RemoveAll(old) }()
+	}
 	p.disk.release()
 	p.cancel()
 	<-p.ended
@@ -209,6 +231,15 @@ func (p *process) leader() (name string, ready bool) {
 		return "", false
 	}
 	return name, false
+}
+
+// propose is what the process's own operator does.
+func (p *process) propose(ctx context.Context, c *pb.Command) (*pb.CommandResult, error) {
+	res, err := p.replica.Propose(ctx, c)
+	if p.dead.Load() {
+		return nil, errKilled // in between, and what it says is worth nothing
+	}
+	return res, err
 }
 
 func (p *process) conn(to string) (*grpc.ClientConn, error) {
@@ -252,11 +283,15 @@ func callerOf(ctx context.Context) (policy.Caller, bool) {
 // Applied, Restored and Deposed are the replica's observer, as in package
 // region.
 func (p *process) Applied(index, _ uint64, events []state.Event) {
-	p.s.w.recorder.Applied(index, facts(events))
+	if !p.dead.Load() {
+		p.s.w.recorder.Applied(index, facts(events))
+	}
 	for _, e := range events {
 		switch e := e.(type) {
 		case state.TermBegun:
-			p.s.w.begun(e.Term, e.Server)
+			if !p.dead.Load() {
+				p.s.w.begun(e.Term, e.Server)
+			}
 			p.edge.LeaderChanged()
 			if e.Server == p.s.name && p.replica.Begins(e.Term) {
 				view := p.replica.View()

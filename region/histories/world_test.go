@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/headlease/headlease/internal/history"
@@ -64,7 +65,10 @@ type world struct {
 	servers  []*server
 	work     sync.WaitGroup
 	closing  atomic.Bool
+	crashing atomic.Bool // in a way that keeps another server away, too
 	done     func()
+	// stillness has room for the one that waits until nobody else runs.
+	stillness chan struct{}
 
 	mu      sync.Mutex
 	leaders map[uint64]string // by term
@@ -73,7 +77,7 @@ type world struct {
 
 // newWorld starts a region; clockOf gives each server's clock.
 func newWorld(t *testing.T, seed uint64, clockOf func(i int, began time.Time) *machineClock) *world {
-	w := &world{t: t, seed: seed, began: time.Now(), net: newFabric(seed), recorder: history.NewRecorder(), leaders: map[uint64]string{}}
+	w := &world{t: t, seed: seed, began: time.Now(), net: newFabric(seed), recorder: history.NewRecorder(), leaders: map[uint64]string{}, stillness: make(chan struct{}, 1)}
 	root, done := dataRoot(t.TempDir())
 	w.done = done
 	var members []replica.Server
@@ -141,6 +145,14 @@ func (w *world) clocks(term uint64, at int64) time.Duration {
 		return 0
 	}
 	return w.server(name).clock.when(at)
+}
+
+// still waits until everybody waits for time to pass, or for each other; until the
+// caller does, too, nothing happens.
+func (w *world) still() {
+	w.stillness <- struct{}{}
+	synctest.Wait()
+	<-w.stillness
 }
 
 // leader is a server that leads, or nil.
