@@ -220,3 +220,38 @@ func TestWhomNobodyCanElectMakesNobodyImpatient(t *testing.T) {
 		c.stop()
 	})
 }
+
+// TestWhoWasNotRunLooksAgain: a follower whose patience seems to be over because
+// it was not run itself asks nobody before it has looked once more: heartbeats may
+// be waiting to be read.
+func TestWhoWasNotRunLooksAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, newSimNet(), three, nil)
+		c.start()
+		lead := c.setup()
+		time.Sleep(time.Second)
+		n := c.all()[0]
+		if n == lead {
+			n = c.all()[1]
+		}
+		trans := raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
+			Stream: newStreams(c.sim.listen("own"), n.r.id, n.r.cfg), ServerAddressProvider: byID{}, MaxPool: 1,
+			Timeout: time.Second, Logger: newHlog(slog.New(slog.DiscardHandler), "raft"),
+		})
+		defer func() { _ = trans.Close() }()
+		s := newSilence(n.r, n.r.raft.Load(), transport{NetworkTransport: trans})
+		s.p.heartbeat /= 5 // due long before the server's own
+		c.sim.isolate(lead.name, true)
+		time.Sleep(100 * time.Millisecond)
+		now := time.Now()
+		if next := s.woken(now, now.Add(-overslept)); s.p.asks || next != now.Add(lookAgain) {
+			t.Errorf("run %v late: asks %v, looks again after %v; want %v", overslept, s.p.asks, next.Sub(now), lookAgain)
+		}
+		if s.woken(now, now.Add(1-overslept)); !s.p.asks {
+			t.Error("run in time, and does not ask: this test shows nothing")
+		}
+		c.sim.isolate(lead.name, false)
+		c.until("agreement", func() bool { return agreed(c) })
+		c.stop()
+	})
+}

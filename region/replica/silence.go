@@ -46,6 +46,13 @@ type preVote struct {
 	granted bool
 }
 
+func newSilence(r *Replica, rf *raft.Raft, trans transport) *silence {
+	return &silence{
+		r: r, rf: rf, trans: trans, p: patience{heartbeat: r.cfg.Timing.Heartbeat, self: r.id},
+		answers: make(chan preVote, 16), open: map[raft.ServerID]bool{}, yes: map[raft.ServerID]bool{}, pause: askAgain,
+	}
+}
+
 // watchSilence makes Raft look at its leader's silence when it is time to. It looks
 // some six times a second itself, at LAN timing.
 func (r *Replica) watchSilence(ctx context.Context, rf *raft.Raft, trans transport) {
@@ -56,10 +63,7 @@ func (r *Replica) watchSilence(ctx context.Context, rf *raft.Raft, trans transpo
 	})
 	rf.RegisterObserver(observer)
 	defer rf.DeregisterObserver(observer)
-	s := &silence{
-		r: r, rf: rf, trans: trans, p: patience{heartbeat: r.cfg.Timing.Heartbeat, self: r.id},
-		answers: make(chan preVote, 16), open: map[raft.ServerID]bool{}, yes: map[raft.ServerID]bool{}, pause: askAgain,
-	}
+	s := newSilence(r, rf, trans)
 	timer := time.NewTimer(s.p.heartbeat)
 	defer timer.Stop()
 	want := time.Now().Add(s.p.heartbeat)
@@ -79,7 +83,7 @@ func (r *Replica) watchSilence(ctx context.Context, rf *raft.Raft, trans transpo
 		case <-timer.C:
 		}
 		now := time.Now()
-		want = s.look(now, now.Sub(want) < overslept)
+		want = s.woken(now, want)
 		timer.Reset(time.Until(want))
 	}
 }
@@ -88,6 +92,11 @@ func isVoter(rf *raft.Raft, id raft.ServerID) bool {
 	return slices.ContainsFunc(rf.GetConfiguration().Configuration().Servers, func(s raft.Server) bool {
 		return s.ID == id && s.Suffrage == raft.Voter
 	})
+}
+
+// woken looks, at a time when it wanted to or later.
+func (s *silence) woken(now, want time.Time) (next time.Time) {
+	return s.look(now, now.Sub(want) < overslept)
 }
 
 // look does what is due and returns when to look again.
