@@ -140,7 +140,7 @@ func (r *region) schedule(s *session) {
 	switch {
 	case s.urgent:
 		next = 0
-	case next != 0:
+	case next != 0 && next != r.table.ConfirmBy(s.id): // which is not to come sooner
 		next = s.spread(next)
 	}
 	first := r.sends.first()

@@ -55,6 +55,7 @@ func (r *region) release(ctx context.Context, l *Lease) error {
 func (r *region) beginRelease(l *Lease) {
 	l.releasing = true
 	r.table.Releasing(r.now(), l.session.id, l.resource, l.token)
+	r.schedule(l.session) // it may have been what a keepalive was to confirm
 }
 
 // sendRelease tells the region. Not to hold it any more is as good.
@@ -129,5 +130,6 @@ func (r *region) releaseStranger(s *session, resource string, token fence.Token)
 		return
 	}
 	r.table.Releasing(r.now(), s.id, resource, token)
+	r.schedule(s)
 	r.client.spawn(func() { r.keepReleasing(s, resource, token, nil, 0) })
 }

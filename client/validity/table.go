@@ -292,6 +292,16 @@ func (t *Table) NextKeepalive(id string) instant.Instant {
 	return due
 }
 
+// ConfirmBy is when offers that the session was told of are to be confirmed; 0:
+// there are none.
+func (t *Table) ConfirmBy(id string) instant.Instant {
+	s, ok := t.sessions[id]
+	if !ok {
+		return 0
+	}
+	return s.confirmBy
+}
+
 // An offer is confirmed so long after it was told of, TTL/confirmPart or
 // maxConfirm: a short lock is released by then, and needs no keepalive.
 const (
