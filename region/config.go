@@ -54,7 +54,7 @@ type Config struct {
 	Traces trace.TracerProvider
 	// Logger defaults to slog.Default.
 	Logger *slog.Logger
-	// Exit ends the process when its disk hangs; nil: exit with status 75.
+	// Exit ends the process when its disk hangs, or a new term cannot be written; nil: exit with status 75.
 	Exit func(reason error)
 }
 

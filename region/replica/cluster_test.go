@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -37,12 +38,14 @@ func (c goClock) Now() instant.Instant { return instant.Instant(time.Since(c.sta
 
 // node is one server under test.
 type node struct {
-	c      *cluster
-	name   string
-	r      *Replica
-	disk   *testDisk
-	obs    *recorder
-	exits  chan error
+	c     *cluster
+	name  string
+	r     *Replica
+	disk  *testDisk
+	obs   *recorder
+	exits chan error
+	// ends makes the goroutine that calls Exit end with it.
+	ends   bool
 	cancel context.CancelFunc
 	done   chan error
 	over   chan struct{} // closed when Run has returned
@@ -170,7 +173,12 @@ func (c *cluster) open(name string) *node {
 	if c.wrap != nil {
 		cfg.Disk = c.wrap(n)
 	}
-	cfg.Exit = func(err error) { n.exits <- err }
+	cfg.Exit = func(err error) {
+		n.exits <- err
+		if n.ends {
+			runtime.Goexit()
+		}
+	}
 	if c.sim != nil {
 		cfg.Stream = c.sim.listen(name)
 	} else {

@@ -128,8 +128,8 @@ type Config struct {
 	// Logger defaults to slog.Default.
 	Logger *slog.Logger
 	// Exit ends the process at once; called by the watchdog while a store call
-	// hangs, when nothing can be stopped in order any more. The default logs and
-	// exits with status 75.
+	// hangs, when nothing can be stopped in order any more, and when a new term
+	// cannot be written. The default logs and exits with status 75.
 	Exit func(reason error)
 
 	// StoreLimit bounds one store call; default 1.5 s [F30].

@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -273,6 +275,31 @@ func TestFailedWriteStops(t *testing.T) {
 		delete(c.nodes, n.name)
 		c.mu.Unlock()
 		c.leader()
+		c.stop()
+	})
+}
+
+// TestATermThatCannotBeWrittenEndsTheProcess, with the reason: Raft would panic.
+func TestATermThatCannotBeWrittenEndsTheProcess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, newSimNet(), three, nil)
+		c.start()
+		lead := c.setup()
+		full := slices.DeleteFunc(c.all(), func(n *node) bool { return n == lead })[0]
+		full.ends = true
+		full.disk.failOp(opStable, syscall.ENOSPC)
+		if err := lead.stop(); err != nil { // the next leader's term comes to it, or its own
+			t.Fatal(err)
+		}
+		if err := <-full.exits; !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "free some space") {
+			t.Errorf("ended with %v", err)
+		}
+		if err := <-full.done; !errors.Is(err, syscall.ENOSPC) {
+			t.Errorf("run: %v", err)
+		}
+		c.mu.Lock()
+		delete(c.nodes, full.name)
+		c.mu.Unlock()
 		c.stop()
 	})
 }

@@ -133,7 +133,7 @@ func (r *Replica) runRaft(ctx, parts context.Context, wg *sync.WaitGroup) error 
 		Timeout:               r.cfg.TransportTimeout,
 	}), onDisk: r.stores.logs.late.onDisk, stopped: r.stopped}
 	trans.TimeoutScale = installScale
-	rf, err := raft.NewRaft(r.raftConfig(), r.fsm, r.stores.logs, r.stores.stable, r.stores.snaps, trans)
+	rf, err := raft.NewRaft(r.raftConfig(), r.fsm, r.stores.logs, lastTerm{r.stores.stable, r.cfg.Exit}, r.stores.snaps, trans)
 	if err != nil {
 		trans.CloseStreams()
 		if r.fsm.restoreErr != nil {

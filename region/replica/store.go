@@ -1,6 +1,7 @@
 package replica
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -237,6 +238,22 @@ func (g *guardedStable) Get(key []byte) (val []byte, err error) {
 func (g *guardedStable) GetUint64(key []byte) (val uint64, err error) {
 	err = g.guard.read(opStableRead, func() (err error) { val, err = g.in.GetUint64(key); return })
 	return val, err
+}
+
+// lastTerm ends the process when a term cannot be written: hashicorp/raft panics
+// then. That comes when a server whose disk has just failed, and which is being
+// stopped for it, hears of a new term.
+type lastTerm struct {
+	raft.StableStore
+	exit func(error)
+}
+
+func (l lastTerm) SetUint64(key []byte, val uint64) error {
+	err := l.StableStore.SetUint64(key, val)
+	if err != nil && bytes.Equal(key, keyCurrentTerm) {
+		l.exit(err)
+	}
+	return err
 }
 
 // noDisk is the seam without faults.
