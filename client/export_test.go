@@ -14,6 +14,13 @@ func (c *Client) MoveCalls(region string) {
 	}
 }
 
+// Move counts moves from one server of the region to the next.
+func (c *Client) Move(region string, n int) {
+	for range n {
+		c.regions[region].moved()
+	}
+}
+
 // Connected are the servers of a region to which there are connections.
 func (c *Client) Connected(region string) (names []string) {
 	conns := c.regions[region].conns

@@ -161,7 +161,9 @@ func (r *region) keepalive(s *session, now instant.Instant) *pb.AttachRequest {
 func (r *region) patience(s *session) wait {
 	w := wait{s.ttl / 8, s.ttl / 4}
 	if s.soonest != 0 && r.rtt != 0 {
-		w = wait{min(w.hung, s.span/8<<r.moves.lately(r.now())), min(w.late, s.span/2)}
+		// It is asked when 21/40 of the span are gone at the latest: a sixth is left
+		// for the next server, whatever the TTL is.
+		w = wait{min(w.hung, s.span/8<<r.moves.lately(r.now()), s.span*5/16), min(w.late, s.span/2)}
 	}
 	w.hung = max(w.hung, min(minHung, s.ttl/4), 3*r.rtt) + time.Millisecond
 	w.late = max(w.late, w.hung)

@@ -143,11 +143,17 @@ func (r *region) attach(ctx context.Context) (useful bool) {
 func (r *region) openWithin() time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	ttl := MaxTTL
+	now, ttl, left := r.now(), MaxTTL, MaxTTL
 	for _, s := range r.sessions {
 		ttl = min(ttl, s.ttl)
+		if s.soonest > now {
+			left = min(left, s.soonest.Sub(now))
+		}
 	}
-	return min(max(ttl/8, min(minHung, ttl/4))<<r.moves.lately(r.now()), attemptTimeout)
+	// The doubled patience does not take the time in which another server could still
+	// save the leases.
+	within := min(max(ttl/8, min(minHung, ttl/4)), attemptTimeout)
+	return min(within<<r.moves.lately(now), max(within, left/2), attemptTimeout)
 }
 
 // moves from one server to the next because the first did not answer, of late: who
