@@ -151,9 +151,9 @@ func (r *region) openWithin() time.Duration {
 		}
 	}
 	// The doubled patience does not take the time in which another server could still
-	// save the leases.
+	// save the leases, or the session.
 	within := min(max(ttl/8, min(minHung, ttl/4)), attemptTimeout)
-	return min(within<<r.moves.lately(now), max(within, left/2), attemptTimeout)
+	return min(within<<r.moves.lately(now), max(within, min(left/2, ttl/3)), attemptTimeout)
 }
 
 // moves from one server to the next because the first did not answer, of late: who

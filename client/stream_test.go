@@ -2,8 +2,10 @@ package client
 
 import (
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/headlease/headlease/internal/clock"
 	"github.com/headlease/headlease/internal/instant"
 )
 
@@ -86,4 +88,40 @@ func TestMovesAreRememberedForAWhile(t *testing.T) {
 			t.Errorf("%v after two moves %d count, not %d", d, n, want)
 		}
 	}
+}
+
+// Whoever has moved is patient with the opening of the next stream, but not until its
+// session or its leases are over.
+func TestPatienceWithOpeningAStream(t *testing.T) {
+	const ms = time.Millisecond
+	synctest.Test(t, func(t *testing.T) {
+		for _, c := range []struct {
+			ttl, left  time.Duration // left of the leases; 0: there are none
+			once, most time.Duration
+		}{
+			{MinTTL, 0, 125 * ms, MinTTL / 3},
+			{2 * time.Second, 0, 250 * ms, 2 * time.Second / 3},
+			{6 * time.Second, 0, 750 * ms, 2 * time.Second},
+			{6 * time.Second, 3 * time.Second, 750 * ms, 1500 * ms},
+			{6 * time.Second, time.Second, 750 * ms, 750 * ms},
+			{time.Minute, 0, attemptTimeout, attemptTimeout},
+		} {
+			now := clock.NewRuntime()
+			r := &region{client: &Client{cfg: Config{Clock: now}}}
+			s := &session{ttl: c.ttl}
+			if c.left > 0 {
+				s.soonest = now.Now().Add(c.left)
+			}
+			r.sessions = map[string]*session{"s": s}
+			if got := r.openWithin(); got != c.once {
+				t.Errorf("%+v: %v at first", c, got)
+			}
+			for range maxMoves {
+				r.moved()
+			}
+			if got := r.openWithin(); got != c.most {
+				t.Errorf("%+v: %v after %d moves", c, got, maxMoves)
+			}
+		}
+	})
 }
