@@ -44,8 +44,7 @@ type fsm struct {
 var _ raft.BatchingFSM = (*fsm)(nil)
 
 func newFSM(server string, observer Observer, lead *leadership, fatal func(error)) *fsm {
-	f := &fsm{server: server, observer: observer, lead: lead, fatal: fatal, machine: state.New()}
-	return f
+	return &fsm{server: server, observer: observer, lead: lead, fatal: fatal, machine: state.New()}
 }
 
 // View is the state after the newest entry that is applied in full; of a server

@@ -80,15 +80,24 @@ func (r *Replica) RemoveServer(ctx context.Context, raftID string) error {
 // committed here: until then nothing waits for it. hashicorp/raft takes a
 // non-voter too, and then the group has no leader: refused here.
 func (r *Replica) TransferLeadership(ctx context.Context, raftID string) error {
+	s, ok := r.voter(raftID)
+	if !ok || raftID == r.RaftID() {
+		return fmt.Errorf("transfer leadership: %s is not another voter of the group", raftID)
+	}
+	if _, err := r.successor(ctx, s); err != nil {
+		return fmt.Errorf("transfer leadership: %w", err)
+	}
+	return r.change(ctx, func(rf *raft.Raft) raft.Future { return transfer(rf, s) })
+}
+
+// voter is the one of the group with that id, if there is one.
+func (r *Replica) voter(raftID string) (Server, bool) {
 	for _, s := range r.Servers() {
-		if s.RaftID == raftID && s.Voter && raftID != r.RaftID() {
-			if _, err := r.successor(ctx, s); err != nil {
-				return fmt.Errorf("transfer leadership: %w", err)
-			}
-			return r.change(ctx, func(rf *raft.Raft) raft.Future { return transfer(rf, s) })
+		if s.RaftID == raftID && s.Voter {
+			return s, true
 		}
 	}
-	return fmt.Errorf("transfer leadership: %s is not another voter of the group", raftID)
+	return Server{}, false
 }
 
 func transfer(rf *raft.Raft, s Server) raft.Future {

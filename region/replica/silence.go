@@ -2,7 +2,6 @@ package replica
 
 import (
 	"context"
-	"slices"
 	"strconv"
 	"time"
 
@@ -74,8 +73,10 @@ func (r *Replica) watchSilence(ctx context.Context, rf *raft.Raft, trans transpo
 		case o := <-asks:
 			// Whom nobody can elect, as one that was removed and has not been told, asks for
 			// ever, and would have every short silence end its leader.
-			if req, ok := o.Data.(raft.RequestPreVoteRequest); ok && isVoter(rf, raft.ServerID(req.ID)) {
-				s.p.heardAsk(time.Now(), rival{raft.ServerID(req.ID), logEnd{req.LastLogTerm, req.LastLogIndex}})
+			if req, ok := o.Data.(raft.RequestPreVoteRequest); ok {
+				if _, votes := r.voter(string(req.ID)); votes {
+					s.p.heardAsk(time.Now(), rival{raft.ServerID(req.ID), logEnd{req.LastLogTerm, req.LastLogIndex}})
+				}
 			}
 		case a := <-s.answers:
 			delete(s.open, a.from)
@@ -86,12 +87,6 @@ func (r *Replica) watchSilence(ctx context.Context, rf *raft.Raft, trans transpo
 		want = s.woken(now, want)
 		timer.Reset(time.Until(want))
 	}
-}
-
-func isVoter(rf *raft.Raft, id raft.ServerID) bool {
-	return slices.ContainsFunc(rf.GetConfiguration().Configuration().Servers, func(s raft.Server) bool {
-		return s.ID == id && s.Suffrage == raft.Voter
-	})
 }
 
 // woken looks, at a time when it wanted to or later.
